@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model family is to the rest of mmjax: one `Family` record and one `Processor`.
+
+The engine, the encoder plane and the converter know families through this file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mmjax.inputs.items import EncoderBucket, ItemPlan, Modality, ProcessedItem, VideoMetadata
+
+
+class ModelConfig(Protocol):
+    """What every family's frozen config offers the engine (hashable: it is a static argument of jit)."""
+
+    dtype: str  # compute and weight dtype, "float32" or "bfloat16"
+    vocab_size: int
+    hidden_size: int  # E, width of the text model
+    row_width: int  # E * (1 + deepstack levels), width of one embedding row
+    num_layers: int  # L, text layers
+    num_heads: int  # N
+    num_kv_heads: int  # K
+    head_dim: int  # D of the text model
+    position_axes: int  # 3 with mRoPE, else 1
+    max_position_embeddings: int
+    merge: int  # vision patches per embedding row
+    patch_values: int  # uint8 values of one patch
+    window_capacity: int  # patches of one window row, 0 if the family has no windows
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One leaf of our parameter tree and the checkpoint tensors it is made of.
+
+    `sources` are joined along axis 0 (fused qkv, gate and up); with `stack` they are templates with `{i}`, expanded for
+    i in range(stack) and stacked along a new axis 0. `pad_to` pads each source with zeros: {axis: size}.
+    `shape` reshapes a single source (a convolution kernel read as a matrix).
+    """
+
+    path: str  # "text.layers.3.qkv"
+    sources: tuple[str, ...]  # canonical checkpoint names
+    stack: int = 0
+    pad_to: tuple[tuple[int, int], ...] = ()
+    shape: tuple[int, ...] | None = None
+
+
+class Processor(Protocol):
+    """Host side of a family: pixels in, patches, grids, placeholder ids and positions out. numpy only."""
+
+    placeholder_text: Mapping[Modality, str]  # the one token in the chat template that stands for an item
+    placeholder_id: Mapping[Modality, int]
+    special_ids: Sequence[int]  # ids that belong to an item's span but keep their text embedding
+    never_sampled: Sequence[int]  # ids that only items may bring into a context
+
+    def resolve(self, modality: Modality, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Every processor option with its value, defaults spelled out. Unknown names raise RequestError."""
+
+    def plan_image(self, height: int, width: int, options: Mapping[str, Any]) -> ItemPlan: ...
+
+    def plan_video(self, metadata: VideoMetadata, height: int, width: int, options: Mapping[str, Any]) -> ItemPlan: ...
+
+    def image(self, rgb: np.ndarray, options: Mapping[str, Any]) -> ProcessedItem: ...
+
+    def video(self, frames: np.ndarray, metadata: VideoMetadata, options: Mapping[str, Any]) -> ProcessedItem: ...
+
+    def positions(self, token_ids: np.ndarray, spans: Sequence[tuple[int, ItemPlan]]) -> tuple[np.ndarray, int]:
+        """Rotary positions of the whole expanded prompt, [axes, S] int32, and the delta that decoding adds."""
+
+    def max_tokens_per_item(self) -> dict[Modality, int]:
+        """Encoder tokens (before merging) of the largest item each modality admits."""
+
+    def worst_windows(self, total_tokens: int) -> int:
+        """Window rows that legal items of `total_tokens` patches in all may need at most."""
+
+    def pixel_table(self) -> np.ndarray:
+        """[channels, 256] float32: the normalised value of every byte, exactly as the reference computes it."""
+
+    def pack(self, items: Sequence[ProcessedItem], bucket: EncoderBucket) -> Any:
+        """The family's `VisionInputs` of freshly made numpy arrays, padded to `bucket`."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family. `params` trees are nested dicts and lists of arrays; functions are pure."""
+
+    name: str
+    model_types: tuple[str, ...]  # values of config.json's "model_type"
+    config: Callable[[dict], ModelConfig]
+    spec: Callable[[ModelConfig], dict]  # tree of jax.ShapeDtypeStruct: {"vision": ..., "text": ...}
+    weights: Callable[[ModelConfig], tuple[Weight, ...]]
+    canonical_name: Callable[[str], str]  # maps every known checkpoint layout to the names in `weights`
+    vision_inputs: Callable[[ModelConfig, EncoderBucket], Any]  # ShapeDtypeStructs of what `Processor.pack` returns
+    encode: Callable[..., Any]  # (vision_params, cfg, inputs, pixel_table, ops) -> rows [R, row_width]
+    embed: Callable[..., Any]  # (text_params, cfg, ids [T]) -> [T, E]
+    forward: Callable[..., Any]  # (text_params, cfg, hidden, positions, kv, meta, attend, deepstack) -> hidden, kv
+    logits: Callable[..., Any]  # (text_params, cfg, hidden [B, E]) -> float32 [B, V]
+    processor: Callable[[ModelConfig, Path], Processor]
+    deepstack_layers: Callable[[ModelConfig], tuple[int, ...]]  # text layers after which level k is added

@@ -41,10 +41,13 @@ class Weight:
     `sources` are joined along axis 0 (fused qkv, gate and up); with `stack` they are templates with `{i}`, expanded for
     i in range(stack) and stacked along a new axis 0. `pad_to` pads each source with zeros: {axis: size}.
     `shape` reshapes a single source (a convolution kernel read as a matrix).
+    `source_shapes` holds one shape a source, as the checkpoint stores it. Loading checks against it (padding would
+    hide a wrong width), and export needs it to split, unpad and reshape a leaf again.
     """
 
     path: str  # "text.layers.3.qkv"
     sources: tuple[str, ...]  # canonical checkpoint names
+    source_shapes: tuple[tuple[int, ...], ...]
     stack: int = 0
     pad_to: tuple[tuple[int, int], ...] = ()
     shape: tuple[int, ...] | None = None

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled seams: encode, prefill, decode and the row pool's doors, as pure functions of arrays.
+
+Everything the engine runs on the device is one of these functions; the two runners compile them per bucket. The first
+arguments (family, config, attention) are static, pools and states are donated, the rest are arrays of fixed shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+from kernels_pallas.dispatch import PagedDecode, PagedPrefill
+
+from mmjax.layers.fusion import gather_embeds
+from mmjax.layers.sampling import Sampled, SamplerState, SamplingInputs, sample
+from mmjax.models.family import Family, ModelConfig
+
+
+@struct.dataclass
+class EngineState:
+    """Device arrays that outlive a step; donated to every step and returned by it.
+
+    Attributes:
+      kv: one [num_blocks, 2, K, page, D] array a layer.
+      sampler: what penalties need to know about each slot's tokens.
+      last_token: int32 [slots], the newest token of each slot, so that decoding never waits for the host.
+    """
+
+    kv: tuple[Array, ...]
+    sampler: SamplerState
+    last_token: Int[Array, "slots"]
+
+
+@struct.dataclass
+class PrefillInputs:
+    """Chunks of up to S sequences, packed into T tokens.
+
+    Attributes:
+      token_ids: 0 where an embedding row is used, so that no id outside the vocabulary reaches the table.
+      row_index: row of the pool for each token, the pool's size where the token's own embedding is used.
+      positions: rotary positions.
+      pages: where the chunk's keys and values go and where its prefix lies.
+      last: index in T of each sequence's last token.
+      slots: the slot that receives the sampled token; the number of slots where the prompt goes on or for padding.
+      sampling: parameters of the sequences.
+    """
+
+    token_ids: Int[Array, "T"]
+    row_index: Int[Array, "T"]
+    positions: Int[Array, "A T"]
+    pages: PagedPrefill
+    last: Int[Array, "S"]
+    slots: Int[Array, "S"]
+    sampling: SamplingInputs
+
+
+@struct.dataclass
+class DecodeInputs:
+    """One token of each of up to B sequences; its id is the slot's `last_token`.
+
+    Attributes:
+      positions: rotary position, the same on every axis.
+      pages: where the new keys and values go and what each sequence reads.
+      slots: each sequence's slot; the number of slots for padding.
+      sampling: parameters of the sequences.
+    """
+
+    positions: Int[Array, "B"]
+    pages: PagedDecode
+    slots: Int[Array, "B"]
+    sampling: SamplingInputs
+
+
+def _sample_into(state: EngineState, logits, inputs, slots, banned) -> tuple[EngineState, Sampled]:
+    sampled, sampler = sample(logits, inputs, state.sampler, slots, banned)
+    last_token = state.last_token.at[slots].set(sampled.tokens, mode="drop")
+    return state.replace(sampler=sampler, last_token=last_token), sampled
+
+
+def prefill_step(
+    family: Family,
+    cfg: ModelConfig,
+    attend: Any,
+    params: dict,
+    pool: Float[Array, "pool_rows W"],
+    banned: Bool[Array, "V"],
+    state: EngineState,
+    inputs: PrefillInputs,
+) -> tuple[EngineState, Sampled]:
+    """Runs prompt chunks, with embedding rows where `row_index` says so, and samples after the last tokens."""
+    hidden, deepstack = gather_embeds(
+        params["embed"], inputs.token_ids, pool, inputs.row_index, embed=lambda ids: family.embed(params, cfg, ids)
+    )
+    hidden, kv = family.forward(params, cfg, hidden, inputs.positions, state.kv, inputs.pages, attend, deepstack)
+    logits = family.logits(params, cfg, hidden[inputs.last])
+    return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned)
+
+
+def decode_step(
+    family: Family,
+    cfg: ModelConfig,
+    attend: Any,
+    params: dict,
+    banned: Bool[Array, "V"],
+    state: EngineState,
+    inputs: DecodeInputs,
+) -> tuple[EngineState, Sampled]:
+    """Runs one token of every sequence of the batch and samples the next."""
+    token_ids = state.last_token.at[inputs.slots].get(mode="fill", fill_value=0)
+    positions = jnp.broadcast_to(inputs.positions, (cfg.position_axes, *inputs.positions.shape))
+    hidden = family.embed(params, cfg, token_ids)
+    hidden, kv = family.forward(params, cfg, hidden, positions, state.kv, inputs.pages, attend, None)
+    logits = family.logits(params, cfg, hidden)
+    return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned)
+
+
+def encode_step(
+    family: Family,
+    cfg: ModelConfig,
+    ops: Any,
+    params: dict,
+    pixel_table: Float[Array, "C 256"],
+    pool: Float[Array, "pool_rows W"],
+    inputs: Any,
+    row_slots: Int[Array, "R"],
+) -> Float[Array, "pool_rows W"]:
+    """Encodes a bucket of items and writes their rows in place; a slot equal to the pool's size drops its row."""
+    rows = family.encode(params, cfg, inputs, pixel_table, ops)
+    return write_rows(pool, rows, row_slots)
+
+
+def write_rows(
+    pool: Float[Array, "pool_rows W"], rows: Float[Array, "R W"], row_slots: Int[Array, "R"]
+) -> Float[Array, "pool_rows W"]:
+    """Puts rows into the pool at `row_slots`; a slot equal to the pool's size drops its row."""
+    return pool.at[row_slots].set(rows.astype(pool.dtype), mode="drop")
+
+
+def read_rows(pool: Float[Array, "pool_rows W"], row_slots: Int[Array, "R"]) -> Float[Array, "R W"]:
+    """Float32 copies of the rows at `row_slots`; zeros where the slot lies outside the pool."""
+    return pool.at[row_slots].get(mode="fill", fill_value=0).astype(jnp.float32)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention inside windows given as rows of an index table, in plain XLA."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from kernels_pallas.blocks import add_keys, empty_softmax, finish
+
+# Elements of the scores held at a time (windows x heads x C x C).
+STEP_SCORES = 1 << 22
+
+
+def window_attention_xla(
+    q: Float[Array, "P N D"],
+    k: Float[Array, "P K D"],
+    v: Float[Array, "P K D"],
+    window_index: Int[Array, "W C"],
+    scale: float,
+) -> Float[Array, "P N D"]:
+    """Attention among the patches of each row of `window_index`; an index of P or more is a hole.
+
+    Every patch may appear once at most; a patch in no window gives zeros. Differentiable in reverse mode.
+    """
+    windows, capacity = window_index.shape
+    step = max(1, STEP_SCORES // (q.shape[1] * capacity * capacity))
+    attend = partial(_attend_windows, q, k, v, scale)
+    if windows <= step:
+        rows = attend(window_index)
+    else:
+        steps = -(-windows // step)
+        table = jnp.pad(window_index, ((0, steps * step - windows), (0, 0)), constant_values=q.shape[0])
+        rows = jax.lax.map(jax.checkpoint(attend, prevent_cse=False), table.reshape(steps, step, capacity))
+    return rows_to_patches(rows.reshape(-1, *q.shape[1:]), window_index, q.shape[0])
+
+
+def gather_windows(x: Float[Array, "P N D"], window_index: Int[Array, "W C"]) -> Float[Array, "W C N D"]:
+    """The rows of `x` that the table names; holes read as zeros."""
+    return x.at[window_index].get(mode="fill", fill_value=0)
+
+
+def rows_to_patches(
+    rows: Float[Array, "R N D"], window_index: Int[Array, "W C"], patches: int
+) -> Float[Array, "P N D"]:
+    """Puts row w * C + c, for every slot (w, c) of the table, at the patch it belongs to; other patches get zeros.
+
+    Moving wide rows with a gather is faster than scattering them, so the table is inverted first.
+    """
+    slots = jnp.arange(window_index.size, dtype=jnp.int32)
+    home = jnp.full(patches, rows.shape[0], jnp.int32).at[window_index.reshape(-1)].set(slots, mode="drop")
+    return rows.at[home].get(mode="fill", fill_value=0)
+
+
+def _attend_windows(q, k, v, scale, table: Int[Array, "W C"]) -> Float[Array, "W C N D"]:
+    """Dense attention inside each row of `table`."""
+    windows, capacity = table.shape
+    (patches, heads, width), kv_heads = q.shape, k.shape[1]
+    q = gather_windows(q, table).reshape(windows, capacity, kv_heads, heads // kv_heads, width)
+    q = q.transpose(0, 2, 3, 1, 4).reshape(windows, kv_heads, -1, width)
+    k, v = (gather_windows(x, table).transpose(0, 2, 1, 3) for x in (k, v))
+    mask = (table < patches)[:, None, None, :]
+    out = finish(add_keys(empty_softmax(*q.shape), q, k, v, mask, scale))
+    out = out.reshape(windows, kv_heads, -1, capacity, width).transpose(0, 3, 1, 2, 4)
+    return out.reshape(windows, capacity, heads, width).astype(q.dtype)

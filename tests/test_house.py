@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim: the rules of the house hold: who may import whom, style, and files that stay readable."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [p for room in ("mmjax", "kernels_pallas", "conversion") for p in (ROOT / room).rglob("*.py")]
+MAX_LINES = 420
+
+
+def _run(*command: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_import_contracts_hold():
+    pytest.importorskip("importlinter", reason="needs import-linter, a test extra")
+    done = _run(str(Path(sys.executable).with_name("lint-imports")))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [("check",), ("format", "--check")], ids=["lint", "format"])
+def test_ruff_is_content(command):
+    pytest.importorskip("ruff", reason="needs ruff, a test extra")
+    done = _run(sys.executable, "-m", "ruff", *command, ".")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_stay_short(path):
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_every_source_file_says_what_it_is():
+    silent = [str(p) for p in SOURCES if p.name != "__init__.py" and '"""' not in p.read_text()[:200]]
+    assert silent == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from mmjax.models.hf_config import ConfigSection, compute_dtype, padded_mlp_width
 
@@ -41,13 +41,35 @@ class QwenTextConfig:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
 
-class VisionTower(Protocol):
-    """The part of a vision config that the properties below need."""
+@dataclass(frozen=True, kw_only=True)
+class QwenVisionConfig:
+    """What the towers share. `hidden_size` is the tower's width, `out_hidden_size` that of the rows it returns."""
 
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_hidden_size: int
     patch_size: int
     temporal_patch_size: int
     in_channels: int
     merge: int
+    hidden_act: str
+    rope_theta: float
+    norm_eps: float = 1e-6
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the loaded MLP matrices, `intermediate_size` padded."""
+        return padded_mlp_width(self.intermediate_size)
+
+    @property
+    def patch_values(self) -> int:
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
 
 @dataclass(frozen=True)
@@ -55,7 +77,7 @@ class QwenConfig:
     """A vision-language model around the Qwen2 decoder; families add their `vision` config."""
 
     text: QwenTextConfig
-    vision: VisionTower
+    vision: QwenVisionConfig
     dtype: str
     image_token_id: int
     video_token_id: int
@@ -105,8 +127,7 @@ class QwenConfig:
 
     @property
     def patch_values(self) -> int:
-        v = self.vision
-        return v.in_channels * v.temporal_patch_size * v.patch_size**2
+        return self.vision.patch_values
 
     @property
     def window_capacity(self) -> int:
@@ -127,7 +148,32 @@ def shared_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def vision_rope_theta(vision: ConfigSection) -> float:
+def vision_fields(v: ConfigSection, *, width_key: str, out_key: str, text_width: int, act: str) -> dict[str, Any]:
+    """Every `QwenVisionConfig` field but `intermediate_size`; families name the widths differently.
+
+    Args:
+      act: the activation where the checkpoint names none.
+    """
+    width, heads, out = v.integer(width_key), v.integer("num_heads"), v.integer(out_key)
+    if width % (4 * heads):
+        raise v.error("num_heads", f"{heads} must divide {width_key} {width} into heads of a multiple of 4")
+    if out != text_width:
+        raise v.error(out_key, f"{out} differs from the text hidden_size {text_width}")
+    return {
+        "depth": v.integer("depth"),
+        "hidden_size": width,
+        "num_heads": heads,
+        "out_hidden_size": out,
+        "patch_size": v.integer("patch_size"),
+        "temporal_patch_size": v.integer("temporal_patch_size"),
+        "in_channels": v.integer("in_channels", 3),
+        "merge": v.integer("spatial_merge_size"),
+        "hidden_act": v.choice("hidden_act", ("quick_gelu", "gelu", "silu"), act),
+        "rope_theta": _vision_rope_theta(v),
+    }
+
+
+def _vision_rope_theta(vision: ConfigSection) -> float:
     """Base of the tower's axial rotary angles; checkpoints older than transformers 5 do not store it."""
     if "rope_parameters" not in vision:
         return 10000.0

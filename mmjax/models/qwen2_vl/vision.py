@@ -12,10 +12,11 @@ from jaxtyping import Array, Float
 
 from mmjax.layers.linear import ACTIVATIONS, linear
 from mmjax.layers.norm import layer_norm
-from mmjax.layers.rope import axial_rotary_tables
+from mmjax.layers.rope import rotary_tables
 from mmjax.models.qwen2_vl.config import Qwen2VLConfig
 from mmjax.models.qwen_shared.config import QwenVisionConfig
 from mmjax.models.qwen_shared.vision import attention, merge_rows, pixels
+from mmjax.models.rotary import axial_pairs
 from mmjax.models.vision_inputs import VisionInputs
 
 
@@ -58,7 +59,7 @@ def block_outputs(
     x = linear(
         pixels(inputs, pixel_table, v.temporal_patch_size, v.patch_size, jnp.dtype(cfg.dtype)), params["patch_embed"]
     )
-    cos, sin = axial_rotary_tables(inputs.positions, v.head_dim, v.rope_theta)
+    cos, sin = rotary_tables(inputs.positions.T, *axial_pairs(v.head_dim, v.rope_theta))
     outputs = [x]
     for i, block in enumerate(params["blocks"]):
         vectors = {name: stacked[i] for name, stacked in params["vectors"].items()}

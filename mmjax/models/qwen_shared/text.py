@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from mmjax.layers.linear import gated_mlp, linear
 from mmjax.layers.norm import rms_norm
-from mmjax.layers.rope import apply_rotary, text_rotary_tables
+from mmjax.layers.rope import apply_rotary, rotary_tables
 from mmjax.models.qwen_shared.config import QwenConfig, QwenTextConfig
+from mmjax.models.rotary import text_pairs
 
 
 def text_spec(cfg: QwenConfig) -> dict:
@@ -69,9 +70,8 @@ def layer_outputs(
     """
     t = cfg.text
     # The model rounds its rotary tables to its own dtype before use.
-    cos, sin = (
-        table.astype(hidden.dtype) for table in text_rotary_tables(positions, t.head_dim, t.rope_theta, t.mrope_section)
-    )
+    pairs = text_pairs(t.head_dim, t.rope_theta, t.mrope_section)
+    cos, sin = (table.astype(hidden.dtype) for table in rotary_tables(positions, *pairs))
     outputs, new_kv = [hidden], []
     for i, layer in enumerate(params["layers"]):
         vectors = {name: stacked[i] for name, stacked in params["vectors"].items()}

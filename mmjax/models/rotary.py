@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which position axis turns which rotary pair of a head, and how fast: constants, made on the host."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class RotaryPairs(NamedTuple):
+    """`axis` int [D/2]: the position axis of each pair. `frequency` float32 [D/2]: radians per position."""
+
+    axis: np.ndarray
+    frequency: np.ndarray
+
+
+def inverse_frequencies(dim: int, theta: float) -> np.ndarray:
+    """float32 [dim / 2]: theta^(-2i/dim), with exponent, power and reciprocal each rounded to float32 as in PyTorch."""
+    exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    return np.float32(1.0) / np.power(np.float64(theta), exponent.astype(np.float64)).astype(np.float32)
+
+
+def text_pairs(head_dim: int, theta: float, sections: tuple[int, ...]) -> RotaryPairs:
+    """A text decoder's; `sections` says how many pairs follow each axis, one block after the other."""
+    return RotaryPairs(np.repeat(np.arange(len(sections)), sections), inverse_frequencies(head_dim, theta))
+
+
+def axial_pairs(head_dim: int, theta: float) -> RotaryPairs:
+    """A vision tower's: the first half of the pairs turns with the row, the second with the column."""
+    frequency = inverse_frequencies(head_dim // 2, theta)
+    return RotaryPairs(np.repeat(np.arange(2), len(frequency)), np.tile(frequency, 2))

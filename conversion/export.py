@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our parameters as a Hugging Face directory: the weight table applied backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors.numpy import save_file
+
+from conversion.checkpoint import INDEX_FILE, SINGLE_FILE, write_json
+from conversion.dtypes import COMPUTE_DTYPES
+from conversion.layout import Leaf, leaves
+from mmjax.errors import CheckpointError, ConfigError
+from mmjax.models.family import Family, ModelConfig
+
+SHARD_BYTES = 4 << 30
+
+
+def export(
+    params: dict,
+    family: Family,
+    cfg: ModelConfig,
+    out: str | Path,
+    *,
+    config: Mapping[str, Any],
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Writes `params` as safetensors files under the names of transformers, and `config` as config.json.
+
+    Host memory holds one shard. A tied head is not written; transformers ties it again. The tokenizer and processor
+    files of `out`, if any, are left alone.
+
+    Args:
+      config: the content of config.json; "dtype" is set to what is written.
+      dtype: "float32" or "bfloat16"; `cfg.dtype` if None.
+      shard_bytes: size above which the weights go into several files with an index.
+
+    Raises:
+      CheckpointError: a leaf whose padding is not zero, which a checkpoint without padding could not express.
+      ConfigError: a dtype that is neither float32 nor bfloat16.
+    """
+    out = Path(out)
+    name = dtype or cfg.dtype
+    if name not in COMPUTE_DTYPES:
+        raise ConfigError(f"dtype={name!r}: weights are written in one of {', '.join(COMPUTE_DTYPES)}")
+    plan = leaves(family.weights(cfg), family.spec(cfg))
+    shards = _shards(plan, COMPUTE_DTYPES[name].itemsize, shard_bytes)
+    out.mkdir(parents=True, exist_ok=True)
+    for stale in (*out.glob("model*.safetensors"), *out.glob(INDEX_FILE)):
+        stale.unlink()  # a single file left beside new shards would win over them
+    arrays = dict(zip((leaf.path for leaf in plan), jax.tree.leaves(params), strict=True))
+    weight_map: dict[str, str] = {}
+    for index, shard in enumerate(shards):
+        file = SINGLE_FILE if len(shards) == 1 else f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
+        tensors = {key: value for leaf in shard for key, value in _split(leaf, arrays[leaf.path], COMPUTE_DTYPES[name])}
+        save_file(tensors, out / file, metadata={"format": "pt"})  # transformers refuses files without it
+        weight_map |= dict.fromkeys(tensors, file)
+    if len(shards) > 1:
+        total = sum(_stored_values(leaf) for leaf in plan) * COMPUTE_DTYPES[name].itemsize
+        write_json(out / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    written = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": name}
+    write_json(out / "config.json", written)
+    return out
+
+
+def _split(leaf: Leaf, array: jax.Array, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
+    """The checkpoint tensors of a leaf: split, unstacked, unpadded, reshaped and cast."""
+    values = np.asarray(array)
+    if leaf.padded:
+        padding = np.ones(leaf.shape, bool)
+        for piece in leaf.pieces:
+            piece.of(padding)[...] = False
+        if np.any(values[padding]):
+            raise CheckpointError(f"{leaf.path}: its padding holds values other than zero, which export would drop")
+    for piece in leaf.pieces:
+        yield piece.name, np.ascontiguousarray(piece.of(values), dtype=dtype).reshape(piece.shape)
+
+
+def _shards(plan: list[Leaf], itemsize: int, limit: int) -> list[list[Leaf]]:
+    """Leaves in order, in groups of at most `limit` bytes; a larger leaf is a group of its own."""
+    groups: list[list[Leaf]] = [[]]
+    size = 0
+    for leaf in plan:
+        nbytes = _stored_values(leaf) * itemsize
+        if groups[-1] and size + nbytes > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(leaf)
+        size += nbytes
+    return groups
+
+
+def _stored_values(leaf: Leaf) -> int:
+    return sum(int(np.prod(piece.shape)) for piece in leaf.pieces)

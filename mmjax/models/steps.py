@@ -7,15 +7,24 @@ arguments (family, config, attention) are static, pools and states are donated, 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
-from kernels_pallas.dispatch import PagedDecode, PagedPrefill
 
+from kernels_pallas.dispatch import PagedDecode, PagedPrefill
 from mmjax.layers.fusion import gather_embeds
-from mmjax.layers.sampling import Sampled, SamplerState, SamplingInputs, sample
+from mmjax.layers.sampling import (
+    Sampled,
+    SamplerState,
+    SamplingInputs,
+    record_output,
+    record_prompt,
+    reset,
+    sample,
+)
 from mmjax.models.family import Family, ModelConfig
 
 
@@ -74,6 +83,36 @@ class DecodeInputs:
     sampling: SamplingInputs
 
 
+def embed_tokens(
+    family: Family,
+    cfg: ModelConfig,
+    params: dict,
+    pool: Float[Array, "pool_rows W"],
+    token_ids: Int[Array, "T"],
+    row_index: Int[Array, "T"],
+) -> tuple[Float[Array, "T E"], Float[Array, "levels T E"] | None]:
+    """Input of the decoder: the pool's row where `row_index` names one, else the token's embedding; deepstack levels."""
+    embed = partial(family.embed, params, cfg)
+    return gather_embeds(params["embed"], token_ids, pool, row_index, embed=embed)
+
+
+def remember_tokens(
+    state: EngineState,
+    slot: Int[Array, ""],
+    token_ids: Int[Array, "N"],
+    num_prompt: Int[Array, ""],
+    num_output: Int[Array, ""],
+) -> EngineState:
+    """Tells the sampler what a request that starts or resumes in `slot` has seen and said: prompt, then output."""
+    index = jnp.arange(token_ids.shape[0])
+    nowhere = state.last_token.shape[0]
+    prompt = jnp.where(index < num_prompt, slot, nowhere)
+    output = jnp.where((index >= num_prompt) & (index < num_prompt + num_output), slot, nowhere)
+    sampler = reset(state.sampler, slot[None])
+    sampler = record_output(record_prompt(sampler, prompt, token_ids), output, token_ids)
+    return state.replace(sampler=sampler)
+
+
 def _sample_into(state: EngineState, logits, inputs, slots, banned) -> tuple[EngineState, Sampled]:
     sampled, sampler = sample(logits, inputs, state.sampler, slots, banned)
     last_token = state.last_token.at[slots].set(sampled.tokens, mode="drop")
@@ -91,9 +130,7 @@ def prefill_step(
     inputs: PrefillInputs,
 ) -> tuple[EngineState, Sampled]:
     """Runs prompt chunks, with embedding rows where `row_index` says so, and samples after the last tokens."""
-    hidden, deepstack = gather_embeds(
-        params["embed"], inputs.token_ids, pool, inputs.row_index, embed=lambda ids: family.embed(params, cfg, ids)
-    )
+    hidden, deepstack = embed_tokens(family, cfg, params, pool, inputs.token_ids, inputs.row_index)
     hidden, kv = family.forward(params, cfg, hidden, inputs.positions, state.kv, inputs.pages, attend, deepstack)
     logits = family.logits(params, cfg, hidden[inputs.last])
     return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ahead-of-time compilation: lower in one thread, compile in a pool, keep results on disk, count what comes later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+_BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One executable to build: `function` is a jitted callable, `arguments` are ShapeDtypeStructs."""
+
+    name: str
+    function: Any
+    arguments: tuple
+    keep: Callable[[Any], None]  # receives the jax.stages.Compiled
+
+
+def compile_all(jobs: Iterable[Job], *, threads: int | None = None, progress: bool = True) -> None:
+    """Lowers each job in this thread (tracing is not parallel) while a pool compiles those lowered before it."""
+    jobs = list(jobs)
+    if not jobs:
+        return
+    threads = threads or min(16, os.cpu_count() or 1)
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="mmjax-compile") as pool,
+        tqdm(total=len(jobs), desc="compile", unit="step", disable=not progress, leave=False) as bar,
+    ):
+        futures = {}
+        for job in jobs:
+            futures[pool.submit(job.function.lower(*job.arguments).compile)] = job
+        for future in as_completed(futures):
+            job = futures[future]
+            job.keep(future.result())
+            bar.set_postfix_str(job.name)
+            bar.update()
+
+
+def use_persistent_cache(directory: Path | None = None) -> None:
+    """Keeps executables in `directory` (default: the user's cache folder) unless jax is already told where.
+
+    Anyone who can write there can run code in this process, so it must be the user's own.
+    """
+    if jax.config.jax_compilation_cache_dir:
+        return
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    directory = directory or root / "mmjax" / f"jax-{jax.__version__}"
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@dataclass
+class CompileCounter:
+    """Counts every backend compilation of the process from `start()` on, with the names of the functions compiled."""
+
+    names: list[str] = field(default_factory=list)
+
+    def start(self) -> CompileCounter:
+        """Registers the listener; `stop()` takes it away again."""
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+        return self
+
+    def stop(self) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._on_event)
+
+    def _on_event(self, event: str, duration: float, **details: Any) -> None:
+        if event == _BACKEND_COMPILE:
+            self.names.append(str(details.get("fun_name", "?")))
+
+    @property
+    def count(self) -> int:
+        """Compilations seen so far."""
+        return len(self.names)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every knob, validated, and the bucket ladders that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mmjax.errors import ConfigError
+
+
+def _positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{type(config).__name__}.{name} must be positive, got {value}")
+
+
+def _one_of(config: object, name: str, allowed: tuple) -> None:
+    value = getattr(config, name)
+    if value not in allowed:
+        choices = ", ".join(map(repr, allowed))
+        raise ConfigError(f"{type(config).__name__}.{name} must be one of {choices}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The first plane: tokens, sequences and KV pages. None means "choose for this model and device".
+
+    Attributes:
+      max_batch_size: sequences that run together; also the largest decode bucket.
+      max_num_tokens: tokens of one step, so the largest prefill chunk; also the largest prefill bucket.
+      max_seq_len: prompt plus answer of one request.
+      max_prefill_sequences: sequences whose chunks one prefill step packs.
+      chunk_tokens: a host limit on the tokens of a step below `max_num_tokens`; changing it compiles nothing.
+      tokens_per_block: tokens of one KV page.
+      num_blocks: KV pages. None on a GPU: what is left of its memory.
+      block_limit: a host limit below `num_blocks`; changing it compiles nothing.
+      kv_cache_free_gpu_memory_fraction: share of the memory left after weights, rows and temporaries that KV takes.
+      enable_block_reuse: keep full pages of finished requests for prompts that begin alike.
+      enable_chunked_prefill: split prompts longer than a step over several steps.
+      disable_overlap_scheduler: read the tokens of a step before the next one is dispatched.
+      mask_placeholders: never sample an id that stands for an image, clip or sound.
+      compile_threads: threads that compile executables at start-up.
+      compilation_cache: keep compiled executables on disk between runs.
+    """
+
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = None
+    max_seq_len: int | None = None
+    max_prefill_sequences: int | None = None
+    chunk_tokens: int | None = None
+    tokens_per_block: int = 64
+    num_blocks: int | None = None
+    block_limit: int | None = None
+    kv_cache_free_gpu_memory_fraction: float = 0.9
+    enable_block_reuse: bool = True
+    enable_chunked_prefill: bool = True
+    disable_overlap_scheduler: bool = False
+    mask_placeholders: bool = True
+    compile_threads: int | None = None
+    compilation_cache: bool = True
+
+    def __post_init__(self):
+        _positive(
+            self, "max_batch_size", "max_num_tokens", "max_seq_len", "max_prefill_sequences", "chunk_tokens",
+            "tokens_per_block", "num_blocks", "block_limit", "compile_threads",
+        )  # fmt: skip
+        if not 0 < self.kv_cache_free_gpu_memory_fraction <= 1:
+            raise ConfigError(
+                "EngineConfig.kv_cache_free_gpu_memory_fraction must lie in (0, 1], "
+                f"got {self.kv_cache_free_gpu_memory_fraction}"
+            )
+
+
+Policy = Literal["disabled", "default", "eager"]
+Readiness = Literal["chunk", "request"]
+
+
+@dataclass(frozen=True)
+class MultimodalConfig:
+    """The second plane: items, their budgets and their cache.
+
+    Attributes:
+      encoder_max_num_tokens: budget B, attention tokens (before merging) of one encoder batch; raised to the
+        largest item.
+      encoder_batch_size: budget A, items of one encoder batch; None: `max_batch_size`.
+      encoder_cache_max_bytes: budget D, bytes of rows kept for reuse; "128MiB" style strings are binary. 0: no reuse.
+      encoder_scheduling_policy: "default", "eager" (items before LLM capacity) or "disabled" (whole requests at once).
+      readiness: "chunk" starts prefill before a request's last item is encoded; "request" waits for all of them.
+      encoder_tokens_while_decoding: cap on encoder tokens of a step while sequences decode; None: budget B.
+      limit_mm_per_prompt: most items of each modality in one prompt, such as {"image": 4}.
+      max_image_pixels: pictures with more pixels are refused before they are decoded.
+      image_background: colour behind transparent pixels.
+      max_item_pixels: plan buckets for pictures up to this many pixels after resizing; None: the checkpoint's limit.
+      allowed_local_media: accept paths and file: URLs as media.
+      allow_private_hosts: let media URLs resolve to private addresses.
+      media_threads: threads that decode and resize.
+      mm_encoder_only: no text model, no KV pool: only `LLM.encode` works.
+      disable_mm_encoder: no vision tower: text only.
+    """
+
+    encoder_max_num_tokens: int | None = None
+    encoder_batch_size: int | None = None
+    encoder_cache_max_bytes: int | str = "128MiB"
+    encoder_scheduling_policy: Policy = "default"
+    readiness: Readiness = "chunk"
+    encoder_tokens_while_decoding: int | None = None
+    limit_mm_per_prompt: Mapping[str, int] | None = None
+    max_image_pixels: int = 178_956_970
+    image_background: tuple[int, int, int] = (255, 255, 255)
+    max_item_pixels: int | None = None
+    allowed_local_media: bool = True
+    allow_private_hosts: bool = False
+    media_threads: int = 4
+    mm_encoder_only: bool = False
+    disable_mm_encoder: bool = False
+
+    def __post_init__(self):
+        _positive(
+            self, "encoder_max_num_tokens", "encoder_batch_size", "encoder_tokens_while_decoding", "max_image_pixels",
+            "max_item_pixels", "media_threads",
+        )  # fmt: skip
+        _one_of(self, "encoder_scheduling_policy", ("disabled", "default", "eager"))
+        _one_of(self, "readiness", ("chunk", "request"))
+        if self.mm_encoder_only and self.disable_mm_encoder:
+            raise ConfigError("MultimodalConfig.mm_encoder_only and disable_mm_encoder exclude each other")
+        if len(self.image_background) != 3 or not all(0 <= c <= 255 for c in self.image_background):
+            raise ConfigError(
+                f"MultimodalConfig.image_background must be three values in 0..255, got {self.image_background}"
+            )
+
+
+# What None becomes: (max_batch_size, max_num_tokens, max_seq_len, max_prefill_sequences). A CPU compiles slowly and
+# serves one person; a GPU serves many.
+_DEFAULTS = {"cpu": (8, 512, 4096, 4), "gpu": (256, 8192, 32768, 32)}
+
+
+def resolve_engine(config: EngineConfig, platform: str, max_position_embeddings: int) -> EngineConfig:
+    """Fills every None of `config` but `num_blocks`, for `platform` ("cpu" or "gpu") and the model's position limit."""
+    batch, tokens, length, prefills = _DEFAULTS["cpu" if platform == "cpu" else "gpu"]
+    max_batch_size = config.max_batch_size or batch
+    if config.max_seq_len is not None and config.max_seq_len > max_position_embeddings:
+        raise ConfigError(
+            f"EngineConfig.max_seq_len is {config.max_seq_len}, but the model knows {max_position_embeddings} positions"
+        )
+    max_num_tokens = config.max_num_tokens or max(tokens, max_batch_size)
+    if max_num_tokens < max_batch_size:
+        raise ConfigError(
+            f"EngineConfig.max_num_tokens ({max_num_tokens}) must be at least max_batch_size ({max_batch_size}): "
+            "every running sequence decodes one token a step"
+        )
+    return replace(
+        config,
+        max_batch_size=max_batch_size,
+        max_num_tokens=max_num_tokens,
+        max_seq_len=config.max_seq_len or min(length, max_position_embeddings),
+        max_prefill_sequences=min(config.max_prefill_sequences or prefills, max_batch_size),
+        chunk_tokens=min(config.chunk_tokens or max_num_tokens, max_num_tokens),
+    )
+
+
+def ladder(top: int, floor: int, step: int = 2) -> tuple[int, ...]:
+    """Bucket sizes up to `top`: floor, floor * step, floor * step**2, ... and `top` itself."""
+    sizes = []
+    size = floor
+    while size < top:
+        sizes.append(size)
+        size *= step
+    return (*sizes, top)
+
+
+def prefill_ladder(config: EngineConfig) -> tuple[int, ...]:
+    """Token counts of the compiled prefill steps."""
+    return ladder(config.max_num_tokens, min(64, config.max_num_tokens))
+
+
+def decode_ladder(config: EngineConfig) -> tuple[int, ...]:
+    """Sequence counts of the compiled decode steps."""
+    return ladder(config.max_batch_size, 1)
+
+
+def smallest_fit(sizes: tuple[int, ...], needed: int) -> int:
+    """The smallest of ascending `sizes` that holds `needed`."""
+    for size in sizes:
+        if size >= needed:
+            return size
+    raise ConfigError(f"no bucket of {sizes} holds {needed}")

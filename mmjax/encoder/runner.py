@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second plane's device side: owns the row pool, and one executable per encoder bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels_pallas.dispatch import vision_ops
+from mmjax.compilation import Job
+from mmjax.inputs.items import EncoderBucket, ProcessedItem
+from mmjax.models.family import Family, ModelConfig, Processor
+from mmjax.models.steps import encode_step, read_rows, write_rows
+
+COPY_ROWS = 256  # rows that one call of read_rows or write_rows moves
+
+
+class EncoderRunner:
+    """Compiles and runs the vision tower, and moves rows in and out of the pool.
+
+    Nothing outside the two runners sees the pool: a live view of it would turn donation into a silent copy.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        cfg: ModelConfig,
+        params: dict | None,
+        processor: Processor,
+        buckets: Sequence[EncoderBucket],
+        pool_rows: int,
+        *,
+        device: jax.Device,
+    ):
+        self.family, self.cfg, self.params, self.processor, self.device = family, cfg, params, processor, device
+        self.buckets = tuple(buckets)
+        self.pool_rows = pool_rows
+        self._table = jax.device_put(processor.pixel_table(), device)
+        self._encode: dict[EncoderBucket, Any] = {}
+        self._copies: dict[str, Any] = {}
+        self.pool: jax.Array | None = None
+
+    def allocate(self) -> None:
+        """Makes the pool; after a device error, makes it again."""
+        sharding = jax.sharding.SingleDeviceSharding(self.device)
+        shape, dtype = (self.pool_rows, self.cfg.row_width), self.cfg.dtype
+        self.pool = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)()
+
+    def jobs(self) -> list[Job]:
+        """Compile jobs of every bucket, largest first, and of the pool's doors."""
+        pool = jax.ShapeDtypeStruct((self.pool_rows, self.cfg.row_width), self.cfg.dtype)
+        slots = jax.ShapeDtypeStruct((COPY_ROWS,), jnp.int32)
+        rows = jax.ShapeDtypeStruct((COPY_ROWS, self.cfg.row_width), jnp.float32)
+        jobs = [
+            Job("read rows", jax.jit(read_rows), (pool, slots), partial(self._copies.__setitem__, "read")),
+            Job(
+                "write rows",
+                jax.jit(write_rows, donate_argnums=0),
+                (pool, rows, slots),
+                partial(self._copies.__setitem__, "write"),
+            ),
+        ]
+        if self.params is None:
+            return jobs
+        encode = jax.jit(
+            partial(encode_step, self.family, self.cfg, vision_ops(self.device)),
+            donate_argnums=2,
+        )
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.params, self._table))
+        for bucket in reversed(self.buckets):
+            inputs = self.family.vision_inputs(self.cfg, bucket)
+            arguments = (*shapes, pool, inputs, jax.ShapeDtypeStruct((bucket.rows,), jnp.int32))
+            name = f"encode {bucket.key.total_tokens}"
+            jobs.append(Job(name, encode, arguments, partial(self._encode.__setitem__, bucket)))
+        return jobs
+
+    def executables(self) -> dict[str, Any]:
+        """Every compiled bucket by name, for memory accounting and tests."""
+        return {f"encode {bucket.key.total_tokens}": compiled for bucket, compiled in self._encode.items()}
+
+    def encode(self, items: Sequence[ProcessedItem], slots: Sequence[np.ndarray], bucket: EncoderBucket) -> None:
+        """Encodes `items` in one call of `bucket`; rows of item i land in pool rows slots[i] (int32), in order."""
+        row_slots = np.full(bucket.rows, self.pool_rows, np.int32)
+        joined = np.concatenate(slots)
+        row_slots[: len(joined)] = joined
+        inputs = self.processor.pack(items, bucket)
+        self.pool = self._encode[bucket](self.params, self._table, self.pool, inputs, row_slots)
+
+    def write(self, rows: np.ndarray, slots: np.ndarray) -> None:
+        """Puts float32 rows [R, row_width] that the caller supplied into pool rows `slots`."""
+        for start in range(0, len(rows), COPY_ROWS):
+            part = np.zeros((COPY_ROWS, self.cfg.row_width), np.float32)
+            part[: len(rows[start : start + COPY_ROWS])] = rows[start : start + COPY_ROWS]
+            self.pool = self._copies["write"](self.pool, part, self._padded(slots, start))
+
+    def read(self, slots: np.ndarray) -> np.ndarray:
+        """Float32 copies [R, row_width] of pool rows `slots`; waits for the device."""
+        parts = [
+            self._copies["read"](self.pool, self._padded(slots, start)) for start in range(0, len(slots), COPY_ROWS)
+        ]
+        if not parts:
+            return np.zeros((0, self.cfg.row_width), np.float32)
+        return np.concatenate([np.asarray(part) for part in parts])[: len(slots)]
+
+    def _padded(self, slots: np.ndarray, start: int) -> np.ndarray:
+        padded = np.full(COPY_ROWS, self.pool_rows, np.int32)
+        part = slots[start : start + COPY_ROWS]
+        padded[: len(part)] = part
+        return padded

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first plane's device side: owns KV pages and sampler state, and one executable per prefill and decode bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels_pallas.dispatch import PagedDecode, PagedPrefill, decode_attention, prefill_attention
+from mmjax.compilation import Job
+from mmjax.config import EngineConfig, decode_ladder, prefill_ladder, smallest_fit
+from mmjax.engine.batch import Chunk, Layout, RowSlots, decode_arrays, prefill_arrays
+from mmjax.engine.request import Request
+from mmjax.layers.sampling import SamplingInputs, init_state
+from mmjax.models.family import Family, ModelConfig
+from mmjax.models.steps import DecodeInputs, EngineState, PrefillInputs, decode_step, prefill_step, remember_tokens
+from mmjax.sampling_params import sampling_arrays
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Tokens of a step that may still be running; `read()` waits for them."""
+
+    requests: tuple[Request, ...]  # row i belongs to requests[i]; only rows that sampled are listed
+    rows: tuple[int, ...]
+    sampled: Any
+
+    def read(self) -> Any:
+        """The step's `Sampled` as numpy arrays."""
+        return jax.tree.map(np.asarray, self.sampled)
+
+
+class ModelRunner:
+    """Compiles and runs the text model's steps.
+
+    `pool` gives the embedding pool of the moment; it is read by prefill steps and never kept.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        cfg: ModelConfig,
+        params: dict,
+        config: EngineConfig,
+        *,
+        device: jax.Device,
+        pool: Callable[[], jax.Array],
+        pool_rows: int,
+        banned_ids: Sequence[int],
+    ):
+        self.family, self.cfg, self.params, self.config, self.device = family, cfg, params, config, device
+        self._pool = pool
+        self._pool_rows = pool_rows
+        banned = np.zeros(cfg.vocab_size, bool)
+        banned[list(banned_ids)] = True
+        self._banned = jax.device_put(banned, device)
+        self._prefill_sizes = prefill_ladder(config)
+        self._decode_sizes = decode_ladder(config)
+        self._prefill: dict[int, Any] = {}
+        self._decode: dict[int, Any] = {}
+        self._remember: Any = None
+        self.state: EngineState | None = None
+        self.layout: Layout | None = None
+
+    # ---- start-up -------------------------------------------------------------------------------------------------
+
+    def set_num_blocks(self, num_blocks: int) -> None:
+        """Fixes the size of the KV pool; executables and arrays made later follow it."""
+        page = self.config.tokens_per_block
+        self.layout = Layout(
+            page=page,
+            num_blocks=num_blocks,
+            table_width=-(-self.config.max_seq_len // page),
+            num_slots=self.config.max_batch_size,
+            pool_rows=self._pool_rows,
+            axes=self.cfg.position_axes,
+        )
+
+    def bytes_per_block(self) -> int:
+        """Bytes of one KV page over all layers."""
+        cfg = self.cfg
+        values = 2 * cfg.num_kv_heads * self.config.tokens_per_block * cfg.head_dim
+        return values * cfg.num_layers * jnp.dtype(cfg.dtype).itemsize
+
+    def allocate(self) -> None:
+        """Makes the state's arrays; after a device error, makes them again."""
+        self.state = jax.jit(self._fresh_state, out_shardings=jax.sharding.SingleDeviceSharding(self.device))()
+
+    def _fresh_state(self) -> EngineState:
+        cfg, layout = self.cfg, self.layout
+        shape = (layout.num_blocks, 2, cfg.num_kv_heads, layout.page, cfg.head_dim)
+        return EngineState(
+            kv=tuple(jnp.zeros(shape, cfg.dtype) for _ in range(cfg.num_layers)),
+            sampler=init_state(layout.num_slots, cfg.vocab_size),
+            last_token=jnp.zeros(layout.num_slots, jnp.int32),
+        )
+
+    def jobs(self, *, largest_only: bool = False) -> list[Job]:
+        """Compile jobs of every bucket, largest first; they refer to the pool size set last."""
+        prefill = jax.jit(
+            partial(prefill_step, self.family, self.cfg, prefill_attention(self.device)), donate_argnums=3
+        )
+        decode = jax.jit(partial(decode_step, self.family, self.cfg, decode_attention(self.device)), donate_argnums=2)
+        state = jax.eval_shape(self._fresh_state)
+        pool = jax.ShapeDtypeStruct((self._pool_rows, self.cfg.row_width), self.cfg.dtype)
+        params, banned = _shapes(self.params), _shapes(self._banned)
+        jobs = []
+        for size in reversed(self._prefill_sizes):
+            arguments = (params, pool, banned, state, _shapes(self._prefill_inputs([], size, None)))
+            jobs.append(Job(f"prefill {size}", prefill, arguments, partial(self._prefill.__setitem__, size)))
+        for size in reversed(self._decode_sizes):
+            arguments = (params, banned, state, _shapes(self._decode_inputs([], size)))
+            jobs.append(Job(f"decode {size}", decode, arguments, partial(self._decode.__setitem__, size)))
+        if largest_only:
+            return [jobs[0], jobs[len(self._prefill_sizes)]]
+        scalar = jax.ShapeDtypeStruct((), jnp.int32)
+        tokens = jax.ShapeDtypeStruct((self.config.max_seq_len,), jnp.int32)
+        remember = jax.jit(remember_tokens, donate_argnums=0)
+        jobs.append(Job("remember", remember, (state, scalar, tokens, scalar, scalar), self._keep_remember))
+        return jobs
+
+    def _keep_remember(self, compiled: Any) -> None:
+        self._remember = compiled
+
+    def executables(self) -> dict[str, Any]:
+        """Every compiled step by name, for memory accounting and tests."""
+        named = {f"prefill {size}": compiled for size, compiled in self._prefill.items()}
+        return named | {f"decode {size}": compiled for size, compiled in self._decode.items()}
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def begin(self, request: Request) -> None:
+        """Readies the request's slot before its first chunk; only penalties need it."""
+        if not request.params.penalised:
+            return
+        ids = np.zeros(self.config.max_seq_len, np.int32)
+        known = request.token_ids(0, request.prefill_end)
+        ids[: len(known)] = known
+        counts = np.int32(request.prompt_len), np.int32(request.prefill_end - request.prompt_len)
+        self.state = self._remember(self.state, np.int32(request.slot), ids, *counts)
+
+    def prefill(self, chunks: Sequence[Chunk], row_slots: RowSlots) -> StepResult:
+        """Dispatches one packed step of prompt chunks; chunks that complete a prompt sample a token."""
+        size = smallest_fit(self._prefill_sizes, sum(map(len, chunks)))
+        inputs = self._prefill_inputs(chunks, size, row_slots)
+        self.state, sampled = self._prefill[size](self.params, self._pool(), self._banned, self.state, inputs)
+        done = [(row, chunk.request) for row, chunk in enumerate(chunks) if chunk.completes]
+        return _result(done, sampled)
+
+    def decode(self, requests: Sequence[Request]) -> StepResult:
+        """Dispatches one token of every request."""
+        size = smallest_fit(self._decode_sizes, len(requests))
+        inputs = self._decode_inputs(requests, size)
+        self.state, sampled = self._decode[size](self.params, self._banned, self.state, inputs)
+        return _result(list(enumerate(requests)), sampled)
+
+    def _prefill_inputs(self, chunks: Sequence[Chunk], size: int, row_slots: RowSlots | None) -> PrefillInputs:
+        sequences = self.config.max_prefill_sequences
+        arrays = prefill_arrays(chunks, size, sequences, self.layout, row_slots)
+        pages = PagedPrefill(
+            cu_seqlens=arrays["cu_seqlens"],
+            prefix_lens=arrays["prefix_lens"],
+            block_tables=arrays["block_tables"],
+            slots=arrays["kv_slots"],
+        )
+        return PrefillInputs(
+            token_ids=arrays["token_ids"],
+            row_index=arrays["row_index"],
+            positions=arrays["positions"],
+            pages=pages,
+            last=arrays["last"],
+            slots=arrays["slots"],
+            sampling=self._sampling([chunk.request for chunk in chunks], sequences),
+        )
+
+    def _decode_inputs(self, requests: Sequence[Request], size: int) -> DecodeInputs:
+        arrays = decode_arrays(requests, size, self.layout)
+        pages = PagedDecode(seq_lens=arrays["seq_lens"], block_tables=arrays["block_tables"], slots=arrays["kv_slots"])
+        return DecodeInputs(
+            positions=arrays["positions"],
+            pages=pages,
+            slots=arrays["slots"],
+            sampling=self._sampling(requests, size),
+        )
+
+    def _sampling(self, requests: Sequence[Request], size: int) -> SamplingInputs:
+        rows = [request.sampling_row for request in requests]
+        return SamplingInputs(**sampling_arrays(rows, size, self.cfg.vocab_size))
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _result(done: Sequence[tuple[int, Request]], sampled: Any) -> StepResult:
+    for leaf in jax.tree.leaves(sampled):
+        leaf.copy_to_host_async()
+    return StepResult(tuple(r for _, r in done), tuple(row for row, _ in done), sampled)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What callers get back: outputs, deltas of a stream, usage, metrics, logprobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from mmjax.errors import MMJaxError
+
+if TYPE_CHECKING:
+    from mmjax.inputs.prepare import PreparedPrompt
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one output position, of the model's distribution before temperature and filters."""
+
+    token_id: int
+    logprob: float
+    top: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of a request; `prompt_tokens` is the sum of the four kinds."""
+
+    text_tokens: int = 0
+    image_tokens: int = 0
+    video_tokens: int = 0
+    audio_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.text_tokens + self.image_tokens + self.video_tokens + self.audio_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    @classmethod
+    def of(cls, prompt: PreparedPrompt, *, cached_tokens: int = 0, completion_tokens: int = 0) -> Usage:
+        """Counts the expanded prompt: an item's whole span counts for its modality, the rest is text."""
+        kinds = {"image": 0, "video": 0, "audio": 0}
+        for item in prompt.items:
+            kinds[item.modality.value] += len(item.plan.span_ids)
+        return cls(
+            text_tokens=len(prompt.token_ids) - sum(kinds.values()),
+            image_tokens=kinds["image"],
+            video_tokens=kinds["video"],
+            audio_tokens=kinds["audio"],
+            cached_tokens=cached_tokens,
+            completion_tokens=completion_tokens,
+        )
+
+
+@dataclass
+class RequestMetrics:
+    """Seconds from submission to each milestone, and what the caches saved.
+
+    Attributes:
+      queued: until the first chunk was scheduled.
+      encode: until the last item had its rows.
+      prefill: until the prompt's last chunk was dispatched.
+      first_token: until the first token was read.
+      total: until the request ended.
+    """
+
+    queued: float | None = None
+    encode: float | None = None
+    prefill: float | None = None
+    first_token: float | None = None
+    total: float | None = None
+    items_encoded: int = 0
+    items_cached: int = 0
+    prefix_tokens_reused: int = 0
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to an answer: text that can no longer change, and the tokens behind it."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. `error` is set iff `finish_reason == "error"`; `warnings` tell of odd but served input."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[TokenLogprobs] | None = None
+    usage: Usage = field(default_factory=Usage)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    warnings: tuple[str, ...] = ()
+    error: MMJaxError | None = None

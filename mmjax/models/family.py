@@ -66,6 +66,9 @@ class Processor(Protocol):
 
     def plan_image(self, height: int, width: int, options: Mapping[str, Any]) -> ItemPlan: ...
 
+    def sample_frames(self, metadata: VideoMetadata, options: Mapping[str, Any]) -> tuple[int, ...]:
+        """Source indices of the frames that the model is to see; `video` takes these, or the whole clip."""
+
     def plan_video(self, metadata: VideoMetadata, height: int, width: int, options: Mapping[str, Any]) -> ItemPlan: ...
 
     def image(self, rgb: np.ndarray, options: Mapping[str, Any]) -> ProcessedItem: ...

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight dtypes: what we compute in, what a device can do, and how stored values become ours."""
+"""Weight dtypes: what we compute in, and how stored values become that."""
 
 from __future__ import annotations
 
-import jax
 import ml_dtypes
 import numpy as np
 
@@ -12,24 +11,12 @@ from mmjax.errors import ConfigError
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 COMPUTE_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16}
 
-MIN_BFLOAT16_CAPABILITY = 8.0  # Ampere; older GPUs have no bfloat16 arithmetic
 
-
-def require_dtype(dtype: str, device: jax.Device) -> np.dtype:
-    """The numpy dtype of a compute dtype's name.
-
-    Raises:
-      ConfigError: a name that is neither float32 nor bfloat16, or one that the device lacks.
-    """
-    if dtype not in COMPUTE_DTYPES:
-        raise ConfigError(f"dtype={dtype!r}: weights are computed in one of {', '.join(COMPUTE_DTYPES)}")
-    capability = getattr(device, "compute_capability", None)
-    if dtype == "bfloat16" and capability is not None and float(capability) < MIN_BFLOAT16_CAPABILITY:
-        raise ConfigError(
-            f"dtype='bfloat16': {device.device_kind} has compute capability {capability}, bfloat16 needs"
-            f" {MIN_BFLOAT16_CAPABILITY}; pass dtype='float32'"
-        )
-    return COMPUTE_DTYPES[dtype]
+def compute_dtype(name: str) -> np.dtype:
+    """The numpy dtype of a name. Raises ConfigError for one that is neither float32 nor bfloat16."""
+    if name not in COMPUTE_DTYPES:
+        raise ConfigError(f"dtype={name!r}: weights are {' or '.join(COMPUTE_DTYPES)}")
+    return COMPUTE_DTYPES[name]
 
 
 def cast_into(out: np.ndarray, values: np.ndarray) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from conversion.checkpoint import INDEX_FILE, SINGLE_FILE, write_json
-from conversion.dtypes import COMPUTE_DTYPES
+from conversion.dtypes import compute_dtype
 from conversion.layout import Leaf, leaves
-from mmjax.errors import CheckpointError, ConfigError
+from mmjax.errors import CheckpointError
 from mmjax.models.family import Family, ModelConfig
 
 SHARD_BYTES = 4 << 30
@@ -46,10 +46,9 @@ def export(
     """
     out = Path(out)
     name = dtype or cfg.dtype
-    if name not in COMPUTE_DTYPES:
-        raise ConfigError(f"dtype={name!r}: weights are written in one of {', '.join(COMPUTE_DTYPES)}")
+    stored_dtype = compute_dtype(name)
     plan = leaves(family.weights(cfg), family.spec(cfg))
-    shards = _shards(plan, COMPUTE_DTYPES[name].itemsize, shard_bytes)
+    shards = _shards(plan, stored_dtype.itemsize, shard_bytes)
     out.mkdir(parents=True, exist_ok=True)
     for stale in (*out.glob("model*.safetensors"), *out.glob(INDEX_FILE)):
         stale.unlink()  # a single file left beside new shards would win over them
@@ -57,11 +56,11 @@ def export(
     weight_map: dict[str, str] = {}
     for index, shard in enumerate(shards):
         file = SINGLE_FILE if len(shards) == 1 else f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
-        tensors = {key: value for leaf in shard for key, value in _split(leaf, arrays[leaf.path], COMPUTE_DTYPES[name])}
+        tensors = {key: value for leaf in shard for key, value in _split(leaf, arrays[leaf.path], stored_dtype)}
         save_file(tensors, out / file, metadata={"format": "pt"})  # transformers refuses files without it
         weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
-        total = sum(_stored_values(leaf) for leaf in plan) * COMPUTE_DTYPES[name].itemsize
+        total = sum(_stored_values(leaf) for leaf in plan) * stored_dtype.itemsize
         write_json(out / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
     written = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": name}
     write_json(out / "config.json", written)

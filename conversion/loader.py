@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from conversion.checkpoint import Checkpoint, describe
-from conversion.dtypes import cast_into, require_dtype
+from conversion.dtypes import cast_into
 from conversion.layout import Leaf, leaves
 from conversion.matching import match
 from conversion.safetensors_file import FLOAT_DTYPES, StoredTensor, read_bytes
@@ -43,14 +43,12 @@ def load_params(
 
     Args:
       device: where the arrays go, committed; the first device if None.
-      progress: show a bar, in bytes.
+      progress: show a bar, in bytes. A converted directory is restored in one call, without a bar.
 
     Raises:
       CheckpointError: files that are missing or damaged; all names that are missing, unexpected or misshaped, at once.
-      ConfigError: a dtype that the device lacks.
     """
     device = device or jax.devices()[0]
-    require_dtype(cfg.dtype, device)
     checkpoint = describe(path, parts=("weights",))
     if checkpoint.manifest is not None:
         from conversion.orbax_io import load_converted  # orbax takes a second to import; Hugging Face users don't pay

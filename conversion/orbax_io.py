@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from conversion.checkpoint import (
@@ -21,7 +23,7 @@ from conversion.checkpoint import (
     describe,
     write_json,
 )
-from conversion.dtypes import require_dtype
+from conversion.dtypes import compute_dtype
 from conversion.layout import dotted
 from conversion.loader import load_hf
 from conversion.matching import raise_if_any
@@ -43,6 +45,7 @@ def convert(hf_dir: str | Path, out: str | Path, dtype: str | None = None, *, pr
 
     Raises:
       CheckpointError: an incomplete source, an unknown family, a source that is converted already, or an `out` in use.
+      ConfigError: a dtype that is neither float32 nor bfloat16.
     """
     source, out = describe(hf_dir), Path(out)
     if source.manifest is not None:
@@ -52,9 +55,9 @@ def convert(hf_dir: str | Path, out: str | Path, dtype: str | None = None, *, pr
     family = source.family()
     cfg = family.config(source.config)
     if dtype is not None:
+        compute_dtype(dtype)
         cfg = dataclasses.replace(cfg, dtype=dtype)
     host = jax.devices("cpu")[0]
-    require_dtype(cfg.dtype, host)
     params = load_hf(source, family, cfg, put=lambda leaf: jax.device_put(leaf, host), progress=progress)
     save_converted(params, source, out, family=family, dtype=cfg.dtype)
     return out
@@ -92,7 +95,9 @@ def load_orbax(path: str | Path, spec: Any, *, device: jax.Device, family_name: 
     path = Path(path)
     sharding = jax.sharding.SingleDeviceSharding(device)
     target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), spec)
-    with ocp.StandardCheckpointer() as checkpointer:
+    largest = max(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(spec))
+    # Orbax counts both ends of a cast, and refuses a leaf larger than its limit.
+    with ocp.StandardCheckpointer(restore_concurrent_gb=1 + math.ceil(3 * largest / 1e9)) as checkpointer:
         _check_leaves(path, checkpointer, spec, family_name)
         return checkpointer.restore((path / PARAMS_DIR).absolute(), target)
 

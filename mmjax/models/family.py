@@ -105,6 +105,7 @@ class Family:
     encode: Callable[..., Any]  # (vision_params, cfg, inputs, pixel_table, ops) -> rows [R, row_width]
     embed: Callable[..., Any]  # (text_params, cfg, ids [T]) -> [T, E]
     forward: Callable[..., Any]  # (text_params, cfg, hidden, positions, kv, meta, attend, deepstack) -> hidden, kv
+    layer_outputs: Callable[..., Any]  # arguments of forward -> [input and output of every layer, before the norm], kv
     logits: Callable[..., Any]  # (text_params, cfg, hidden [B, E]) -> float32 [B, V]
     processor: Callable[[ModelConfig, Path], Processor]
     deepstack_layers: Callable[[ModelConfig], tuple[int, ...]]  # text layers after which level k is added

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conversion.checkpoint import describe
-from conversion.dtypes import require_dtype
 from conversion.layout import leaves
 from conversion.loader import load_hf, load_params
-from mmjax.errors import CheckpointError, ConfigError
+from mmjax.errors import CheckpointError
 
 FAMILY = toy_family()
 
@@ -169,15 +168,3 @@ def test_host_memory_stays_near_one_leaf(tmp_path, monkeypatch):
     tracemalloc.stop()
     assert sum(sizes) > 90 << 20
     assert peak < 2 * max(sizes) + (2 << 20)
-
-
-def test_dtype_the_device_lacks():
-    class Turing:
-        compute_capability = "7.5"
-        device_kind = "T4"
-
-    with pytest.raises(ConfigError, match=r"T4 has compute capability 7\.5, bfloat16 needs 8\.0"):
-        require_dtype("bfloat16", Turing())
-    with pytest.raises(ConfigError, match="float16"):
-        require_dtype("float16", jax.devices()[0])
-    assert require_dtype("float32", Turing()) == np.float32

@@ -18,7 +18,7 @@ from conversion.checkpoint import describe
 from conversion.export import export
 from conversion.loader import load_params
 from conversion.orbax_io import convert, load_orbax
-from mmjax.errors import CheckpointError
+from mmjax.errors import CheckpointError, ConfigError
 from mmjax.models.random_params import random_params
 from mmjax.models.registry import family_for
 
@@ -80,6 +80,8 @@ def test_convert_refuses(model, tmp_path):
         convert(out, tmp_path / "again")
     with pytest.raises(CheckpointError, match="not an empty directory"):
         convert(path, out)
+    with pytest.raises(ConfigError, match="float16"):
+        convert(path, tmp_path / "half", "float16")
     wider = dataclasses.replace(cfg, text=dataclasses.replace(cfg.text, intermediate_size=128, num_layers=4))
     with pytest.raises(CheckpointError) as caught:
         load_params(out, family, wider, progress=False)

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from mmjax.models.family import Family, Processor
+from mmjax.models.family import Family
 from mmjax.models.qwen2_vl.config import Qwen2VLConfig
 from mmjax.models.qwen2_vl.vision import encode, vision_spec
 from mmjax.models.qwen2_vl.weights import weights
 from mmjax.models.qwen_shared import text
+from mmjax.models.qwen_shared.processing import QwenProcessor
 from mmjax.models.qwen_shared.weights import canonical_name
 from mmjax.models.vision_inputs import vision_input_shapes
 
@@ -24,13 +23,6 @@ def deepstack_layers(cfg: Qwen2VLConfig) -> tuple[int, ...]:
     return cfg.text.deepstack_layers
 
 
-def processor(cfg: Qwen2VLConfig, path: Path) -> Processor:
-    """The host side, from the checkpoint's processor settings."""
-    from mmjax.models.qwen_shared.processing import QwenProcessor
-
-    return QwenProcessor.from_checkpoint(cfg, path)
-
-
 FAMILY = Family(
     name="qwen2_vl",
     model_types=("qwen2_vl",),
@@ -42,7 +34,8 @@ FAMILY = Family(
     encode=encode,
     embed=text.embed,
     forward=text.forward,
+    layer_outputs=text.layer_outputs,
     logits=text.logits,
-    processor=processor,
+    processor=QwenProcessor.from_checkpoint,
     deepstack_layers=deepstack_layers,
 )

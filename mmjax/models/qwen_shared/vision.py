@@ -20,7 +20,7 @@ def pixels(
     channels = table.shape[0]
     channel_of_value = jnp.arange(channels, dtype=jnp.int32).repeat(temporal * patch_size**2)
     entry = inputs.patches.astype(jnp.int32) + 256 * channel_of_value
-    values = table.astype(dtype).reshape(-1).at[entry].get(mode="promise_in_bounds")
+    values = jnp.asarray(table, dtype).reshape(-1).at[entry].get(mode="promise_in_bounds")
     is_real = jnp.arange(len(entry)) < inputs.num_patches
     return jnp.where(is_real[:, None], values, 0)
 

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Set-up that every test shares: no network, an importable torchvision, exact float32, tiny checkpoints on demand."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+
+import jax
+import pytest
+
+
+def _make_torchvision_importable() -> None:
+    """PyPI's torchvision for Linux expects CUDA operators and fails beside a CPU-only torch.
+
+    Declaring the two schemas that its registrations look up is enough for its transforms, which are plain torch code.
+    """
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except (RuntimeError, ImportError):
+        import torch
+
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _make_torchvision_importable.library = library  # the schemas vanish with the object
+
+
+_make_torchvision_importable()
+
+
+@pytest.fixture
+def exact_float32():
+    """Full float32 matrix products, in every thread; accelerators would round their inputs otherwise."""
+    before = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", "highest")
+    yield
+    jax.config.update("jax_default_matmul_precision", before)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory):
+    """A function (family, **options of `tiny.build`) -> TinyCheckpoint; the same arguments give the same object."""
+    tiny = pytest.importorskip("tiny", reason="needs torch and transformers, test extras", exc_type=ImportError)
+    made = {}
+
+    def make(family: str, **options):
+        key = (family, *sorted(options.items()))
+        if key not in made:
+            made[key] = tiny.build(family, tmp_path_factory.mktemp(family), **options)
+        return made[key]
+
+    return make

@@ -55,6 +55,11 @@ def finish(state: Softmax) -> Float[Array, "*batch rows D"]:
     return state.values / jnp.where(state.total > 0, state.total, 1.0)[..., None]
 
 
+def log_sum_exp(state: Softmax) -> Float[Array, "*batch rows"]:
+    """The logarithm of the sum of exponentials of each row's scores; `NEVER` for rows that saw no key."""
+    return state.peak + jnp.log(jnp.where(state.total > 0, state.total, 1.0))
+
+
 def group_heads(q: Float[Array, "rows N D"], kv_heads: int) -> Float[Array, "K group*rows D"]:
     """Query heads that share a key head become extra rows of it: head n uses key head n // (N / K)."""
     rows, heads, width = q.shape

@@ -1,16 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementation serves which operation: decided by capability, before anything runs."""
+"""Which implementation serves which operation: decided from device, dtype and head dim, before anything runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import DTypeLike
+
+from kernels_pallas import cudnn
+from kernels_pallas.attention_cudnn import (
+    packed_attention_cudnn,
+    paged_decode_cudnn,
+    paged_prefill_cudnn,
+    window_attention_cudnn,
+)
 from kernels_pallas.packed_xla import packed_attention_xla
 from kernels_pallas.paged_xla import paged_decode_xla, paged_prefill_xla
 from kernels_pallas.reference import causal_attend, packed_attention_reference, window_attention_reference
 from kernels_pallas.window_xla import window_attention_xla
+
+HOPPER, AMPERE = (9, 0), (8, 0)
+
+_PACKED = {"xla": packed_attention_xla, "cudnn": packed_attention_cudnn}
+_WINDOWED = {"xla": window_attention_xla, "cudnn": window_attention_cudnn}
+_PREFILL = {"xla": paged_prefill_xla, "cudnn": paged_prefill_cudnn}
+_DECODE = {"xla": paged_decode_xla, "cudnn": paged_decode_cudnn}
 
 
 class VisionOps(NamedTuple):
@@ -27,27 +46,67 @@ class VisionOps(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """The implementation of each operation for one platform, dtype and head dim; the engine prints it."""
+    """The implementation of each operation, "xla" or "cudnn", for one device, dtype and head dim."""
 
-    packed: str
-    windowed: str
-    prefill: str
-    decode: str
+    packed: str = "xla"
+    windowed: str = "xla"
+    prefill: str = "xla"
+    decode: str = "xla"
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the choice needs to know of a device; the compute capability is (0, 0) where there is none."""
+
+    platform: str
+    compute_capability: tuple[int, int] = (0, 0)
+
+
+@cache
+def local_device(platform: str) -> Device:
+    """The first local device of `platform` ("cpu", "cuda", or "gpu" as JAX's default backend calls it)."""
+    if platform not in ("cuda", "gpu"):
+        return Device(platform)
+    major, minor = jax.local_devices(backend="cuda")[0].compute_capability.split(".")
+    return Device("cuda", (int(major), int(minor)))
+
+
+def choose(device: Device, dtype: DTypeLike, head_dim: int) -> AttentionChoice:
+    """The fastest implementation that supports this device, dtype and head dim.
+
+    cuDNN wants half precision and a head dim that is a multiple of 8, up to 256 on Hopper and 128 before it; packed
+    segments need Hopper.
+    """
+    half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
+    widest = 256 if device.compute_capability >= HOPPER else 128
+    fits = half and head_dim % 8 == 0 and head_dim <= widest
+    if not (fits and device.platform == "cuda" and device.compute_capability >= AMPERE):
+        return AttentionChoice()
+    private = "cudnn" if cudnn.available() else "xla"
+    packed = private if device.compute_capability >= HOPPER else "xla"
+    return AttentionChoice(packed=packed, windowed="cudnn", prefill=packed, decode=private)
+
+
+def choices(platform: str, dtype: DTypeLike, head_dim: int) -> AttentionChoice:
+    """What `vision_ops`, `prefill_attention` and `decode_attention` run for arrays of this kind."""
+    return choose(local_device(platform), dtype, head_dim)
 
 
 def vision_ops(platform: str) -> VisionOps:
     """The vision attention of `platform` ("cpu", "cuda")."""
+    if local_device(platform).platform == "cuda":
+        return VisionOps(_packed_on_cuda, _windowed_on_cuda)
     return VisionOps(packed_attention_xla, window_attention_xla)
 
 
 def prefill_attention(platform: str) -> Callable:
     """The `attend` callable of prefill steps: (q, k, v, kv_layer, PagedPrefill, scale) -> (out, kv_layer)."""
-    return paged_prefill_xla
+    return _prefill_on_cuda if local_device(platform).platform == "cuda" else paged_prefill_xla
 
 
 def decode_attention(platform: str) -> Callable:
     """The `attend` callable of decode steps: (q, k, v, kv_layer, PagedDecode, scale) -> (out, kv_layer)."""
-    return paged_decode_xla
+    return _decode_on_cuda if local_device(platform).platform == "cuda" else paged_decode_xla
 
 
 def reference_vision_ops() -> VisionOps:
@@ -60,6 +119,21 @@ def reference_attention() -> Callable:
     return causal_attend
 
 
-def choices(platform: str, dtype: str, head_dim: int) -> AttentionChoice:
-    """What `vision_ops`, `prefill_attention` and `decode_attention` run for arrays of this kind."""
-    return AttentionChoice("xla", "xla", "xla", "xla")
+def _choice_for(q) -> AttentionChoice:
+    return choices("cuda", q.dtype, q.shape[-1])
+
+
+def _packed_on_cuda(q, k, v, cu_seqlens, scale, causal=False):
+    return _PACKED[_choice_for(q).packed](q, k, v, cu_seqlens, scale, causal)
+
+
+def _windowed_on_cuda(q, k, v, window_index, scale):
+    return _WINDOWED[_choice_for(q).windowed](q, k, v, window_index, scale)
+
+
+def _prefill_on_cuda(q, k, v, kv_layer, meta, scale):
+    return _PREFILL[_choice_for(q).prefill](q, k, v, kv_layer, meta, scale)
+
+
+def _decode_on_cuda(q, k, v, kv_layer, meta, scale):
+    return _DECODE[_choice_for(q).decode](q, k, v, kv_layer, meta, scale)

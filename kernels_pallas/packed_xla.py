@@ -3,27 +3,47 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from kernels_pallas.blocks import Softmax, add_keys, empty_softmax, finish, group_heads, ungroup_heads
+from kernels_pallas.blocks import add_keys, empty_softmax, finish, group_heads, log_sum_exp, ungroup_heads
 
-# Elements of one block of scores (heads x rows x columns); a problem this small takes a single block.
+# Elements of one block of scores (heads x rows x columns): 4 MiB of float32, which stays near the cores' caches.
 BLOCK_SCORES = 1 << 20
 
 
 class _Problem(NamedTuple):
-    """The arrays every block reads: tokens, segment offsets and each token's segment (S for padding)."""
+    """What every block reads: tokens, segment offsets, each token's segment (S for padding), and the block size."""
 
     q: Float[Array, "P N D"]
     k: Float[Array, "P K D"]
     v: Float[Array, "P K D"]
     cu_seqlens: Int[Array, "S+1"]
     segment: Int[Array, " P"]
+    size: int
+    causal: bool
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.q.shape[0] // self.size)
+
+    def start(self, index):
+        """First token of block `index`; the last block is moved back to end at the last token."""
+        return jnp.minimum(index * self.size, self.q.shape[0] - self.size)
+
+    def slice(self, x: Array, index) -> Array:
+        """Block `index` of an array over tokens."""
+        return x if self.blocks == 1 else jax.lax.dynamic_slice_in_dim(x, self.start(index), self.size)
+
+    def clean(self, x: Array, index) -> Array:
+        """Block `index` of an array over tokens, with zeros at padding."""
+        real = self.slice(self.segment, index) < self.cu_seqlens.shape[0] - 1
+        return jnp.where(real[:, None, None], self.slice(x, index), 0)
 
 
 def segment_of_token(cu_seqlens: Int[Array, "S+1"], tokens: int) -> Int[Array, " P"]:
@@ -32,15 +52,13 @@ def segment_of_token(cu_seqlens: Int[Array, "S+1"], tokens: int) -> Int[Array, "
 
 
 def block_size(tokens: int, heads: int) -> int:
-    """Rows, and columns, of a block: all tokens when they fit in one, else a power of two that keeps blocks small."""
-    if heads * tokens * tokens <= 4 * BLOCK_SCORES:
-        return tokens
-    size = 64
-    while heads * (2 * size) ** 2 <= BLOCK_SCORES:
-        size *= 2
-    return min(size, tokens)
+    """Rows, and columns, of a block: all tokens when they fit in one, else equal shares rounded up to 16."""
+    largest = max(64, math.isqrt(BLOCK_SCORES // heads))
+    blocks = -(-tokens // largest)
+    return tokens if blocks == 1 else -(-tokens // (16 * blocks)) * 16
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def packed_attention_xla(
     q: Float[Array, "P N D"],
     k: Float[Array, "P K D"],
@@ -51,63 +69,121 @@ def packed_attention_xla(
 ) -> Float[Array, "P N D"]:
     """Attention inside each packed segment; tokens past cu_seqlens[-1] give zeros, whatever they hold.
 
-    Softmax and sums are float32. Differentiable in reverse mode, with memory linear in P there too.
+    Softmax and sums are float32. Blocks whose segments do not meet are skipped. Differentiable in reverse mode, with
+    memory linear in P there too: weights are computed again from the log-sum-exp of each row (FlashAttention-2,
+    https://arxiv.org/abs/2307.08691, section 3.1).
     """
-    problem = _Problem(q, k, v, cu_seqlens, segment_of_token(cu_seqlens, q.shape[0]))
-    size = block_size(q.shape[0], q.shape[1])
-    if size == q.shape[0]:
-        return _attend_rows(problem, jnp.int32(0), size, scale, causal)
-    attend = jax.checkpoint(partial(_attend_rows, size=size, scale=scale, causal=causal), prevent_cse=False)
-
-    def body(out, index):
-        # The last block is moved back to end at the last token; the rows it repeats get the same values.
-        start = jnp.minimum(index * size, q.shape[0] - size)
-        return jax.lax.dynamic_update_slice_in_dim(out, attend(problem, start), start, 0), None
-
-    blocks = jnp.arange(-(-q.shape[0] // size), dtype=jnp.int32)
-    return jax.lax.scan(body, jnp.zeros_like(q), blocks)[0]
+    return _forward(q, k, v, cu_seqlens, scale, causal)[0]
 
 
-def _attend_rows(problem: _Problem, start, size: int, scale: float, causal: bool) -> Float[Array, "size N D"]:
-    """The output rows [start, start + size)."""
-    segments, kv_heads = problem.cu_seqlens.shape[0] - 1, problem.k.shape[1]
-    row_segment = _rows(problem.segment, start, size)
-    q = jnp.where((row_segment < segments)[:, None, None], _rows(problem.q, start, size), 0)
-    q = group_heads(q, kv_heads)
-    attend = partial(_add_block, problem, q, row_segment, start, size, scale, causal)
-    state = empty_softmax(*q.shape)
-    if size == problem.q.shape[0]:
-        state = attend(jnp.int32(0), state)
-    else:
-        first = problem.cu_seqlens[row_segment[0]]
-        last = problem.cu_seqlens[jnp.minimum(row_segment[-1] + 1, segments)]
-        last = jnp.minimum(last, start + size) if causal else last
-        attend = jax.checkpoint(attend, prevent_cse=False)
-
-        def body(state: Softmax, index):
-            met = (index * size < last) & (index * size + size > first)
-            return jax.lax.cond(met, attend, lambda _, state: state, index, state), None
-
-        state = jax.lax.scan(body, state, jnp.arange(-(-problem.q.shape[0] // size), dtype=jnp.int32))[0]
-    out = ungroup_heads(finish(state), size)
-    return out.astype(problem.q.dtype)
+def _problem(q, k, v, cu_seqlens, causal) -> _Problem:
+    segment = segment_of_token(cu_seqlens, q.shape[0])
+    return _Problem(q, k, v, cu_seqlens, segment, block_size(*q.shape[:2]), causal)
 
 
-def _add_block(problem: _Problem, q, row_segment, row_start, size, scale, causal, index, state: Softmax) -> Softmax:
-    """`state` after the rows attended to key block `index`."""
-    segments = problem.cu_seqlens.shape[0] - 1
-    start = jnp.minimum(index * size, problem.k.shape[0] - size)
-    column = start + jnp.arange(size, dtype=jnp.int32)
-    column_segment = _rows(problem.segment, start, size)
-    valid = (column_segment < segments)[:, None, None]
-    k = jnp.where(valid, _rows(problem.k, start, size), 0).transpose(1, 0, 2)
-    v = jnp.where(valid, _rows(problem.v, start, size), 0).transpose(1, 0, 2)
-    mask = (row_segment[:, None] == column_segment) & (column_segment < segments) & (column >= index * size)
-    if causal:
-        mask &= column <= (row_start + jnp.arange(size, dtype=jnp.int32))[:, None]
-    mask = jnp.tile(mask, (q.shape[1] // size, 1))
-    return add_keys(state, q, k, v, mask, scale)
+def _forward(q, k, v, cu_seqlens, scale, causal) -> tuple[Float[Array, "P N D"], Float[Array, "P N"]]:
+    """The output, and the log-sum-exp of each row's scores."""
+    problem = _problem(q, k, v, cu_seqlens, causal)
+    size, kv_heads = problem.size, k.shape[1]
+
+    def rows(index, carry):
+        out, lse = carry
+        grouped = group_heads(problem.clean(q, index), kv_heads)
+
+        def columns(column_index, state):
+            keys, values = _key_block(problem, column_index)
+            return add_keys(state, grouped, keys, values, _mask(problem, index, column_index, q.shape[1]), scale)
+
+        state = _over_key_blocks(problem, index, columns, empty_softmax(*grouped.shape))
+        block = ungroup_heads(finish(state), size).astype(q.dtype)
+        block_lse = ungroup_heads(log_sum_exp(state)[..., None], size)[..., 0]
+        start = problem.start(index)
+        # Rows that the last block repeats get the same values again.
+        return tuple(jax.lax.dynamic_update_slice_in_dim(*pair, start, 0) for pair in ((out, block), (lse, block_lse)))
+
+    return _loop(problem.blocks, rows, (jnp.zeros_like(q), jnp.zeros(q.shape[:2], jnp.float32)))
 
 
-def _rows(x: Array, start, size: int) -> Array:
-    return x if size == x.shape[0] else jax.lax.dynamic_slice_in_dim(x, start, size)
+def _save_for_gradient(q, k, v, cu_seqlens, scale, causal):
+    out, lse = _forward(q, k, v, cu_seqlens, scale, causal)
+    return out, (q, k, v, cu_seqlens, out, lse)
+
+
+def _gradient(scale, causal, saved, d_out):
+    """Gradients of q, k and v from the output's; block by block, as the forward pass."""
+    q, k, v, cu_seqlens, out, lse = saved
+    problem = _problem(q, k, v, cu_seqlens, causal)
+    kv_heads, heads = k.shape[1], q.shape[1]
+
+    def rows(index, gradients):
+        grouped = group_heads(problem.clean(q, index), kv_heads)
+        # Rows that the last block repeats were counted by the block before it.
+        repeated = problem.start(index) + jnp.arange(problem.size) < index * problem.size
+        d_rows = group_heads(jnp.where(repeated[:, None, None], 0, problem.clean(d_out, index)), kv_heads)
+        row_lse = group_heads(problem.slice(lse, index)[..., None], kv_heads)
+        dot = partial(jnp.einsum, preferred_element_type=jnp.float32)
+        drift = (d_rows.astype(jnp.float32) * group_heads(problem.slice(out, index), kv_heads)).sum(-1, keepdims=True)
+
+        def columns(column_index, gradients):
+            d_q, d_k, d_v = gradients
+            keys, values = _key_block(problem, column_index)
+            mask = _mask(problem, index, column_index, heads)
+            weights = jnp.where(mask, jnp.exp(dot("krd,kcd->krc", grouped, keys) * scale - row_lse), 0.0)
+            d_scores = weights * (dot("krd,kcd->krc", d_rows, values) - drift) * scale
+            weights, d_scores = weights.astype(q.dtype), d_scores.astype(q.dtype)
+            d_q = _add_block(problem, d_q, index, ungroup_heads(dot("krc,kcd->krd", d_scores, keys), problem.size))
+            d_k = _add_block(problem, d_k, column_index, dot("krc,krd->ckd", d_scores, grouped))
+            d_v = _add_block(problem, d_v, column_index, dot("krc,krd->ckd", weights, d_rows))
+            return d_q, d_k, d_v
+
+        return _over_key_blocks(problem, index, columns, gradients)
+
+    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
+    d_q, d_k, d_v = _loop(problem.blocks, rows, zeros)
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None
+
+
+packed_attention_xla.defvjp(_save_for_gradient, _gradient)
+
+
+def _key_block(problem: _Problem, index) -> tuple[Float[Array, "K size D"], Float[Array, "K size D"]]:
+    """Keys and values of block `index`, zeros at padding."""
+    return problem.clean(problem.k, index).transpose(1, 0, 2), problem.clean(problem.v, index).transpose(1, 0, 2)
+
+
+def _mask(problem: _Problem, row_index, column_index, heads: int) -> Bool[Array, "group*size size"]:
+    """Which columns each row may see; columns that a moved last block repeats are left out."""
+    offset = jnp.arange(problem.size, dtype=jnp.int32)
+    row, column = problem.start(row_index) + offset, problem.start(column_index) + offset
+    row_segment, column_segment = (
+        problem.slice(problem.segment, row_index),
+        problem.slice(problem.segment, column_index),
+    )
+    mask = (row_segment[:, None] == column_segment) & (column_segment < problem.cu_seqlens.shape[0] - 1)
+    mask &= column >= column_index * problem.size
+    if problem.causal:
+        mask &= column <= row[:, None]
+    return jnp.tile(mask, (heads // problem.k.shape[1], 1))
+
+
+def _over_key_blocks(problem: _Problem, index, body, state):
+    """Runs `body(key block, state)` over the key blocks that row block `index` may see."""
+    if problem.blocks == 1:
+        return body(jnp.int32(0), state)
+    row_segment, segments = problem.slice(problem.segment, index), problem.cu_seqlens.shape[0] - 1
+    first = problem.cu_seqlens[row_segment[0]]
+    last = problem.cu_seqlens[jnp.minimum(row_segment[-1] + 1, segments)]
+    if problem.causal:
+        last = jnp.minimum(last, problem.start(index) + problem.size)
+    return jax.lax.fori_loop(first // problem.size, -(-last // problem.size), body, state)
+
+
+def _loop(blocks: int, body, state):
+    return body(jnp.int32(0), state) if blocks == 1 else jax.lax.fori_loop(0, blocks, body, state)
+
+
+def _add_block(problem: _Problem, total: Float[Array, "P H D"], index, block: Float[Array, "size H D"]):
+    """`total` with `block` added at block `index`."""
+    if problem.blocks == 1:
+        return total + block
+    return jax.lax.dynamic_update_slice_in_dim(total, problem.slice(total, index) + block, problem.start(index), 0)

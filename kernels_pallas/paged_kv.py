@@ -75,8 +75,3 @@ def read_pages(
     pages = pages.transpose(order).reshape(*batch, 2, kv_heads, n * page, width)
     pages = jnp.where(valid[..., None, None, :, None], pages, 0)
     return pages[..., 0, :, :, :], pages[..., 1, :, :, :]
-
-
-def pages_per_step(scores_per_token: int, page: int, table_width: int, limit: int) -> int:
-    """How many pages a loop step reads: at most `limit` tokens' worth of `scores_per_token`, at least one page."""
-    return max(1, min(limit // max(1, scores_per_token * page), table_width))

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from kernels_pallas.blocks import add_keys, empty_softmax, finish, group_heads, ungroup_heads
-from kernels_pallas.paged_kv import PagedDecode, PagedPrefill, pages_per_step, read_pages, write_kv
+from kernels_pallas.paged_kv import PagedDecode, PagedPrefill, read_pages, write_kv
 
-# Queries of one tile, and elements of one block of scores.
+# Queries of one tile, and tokens of context that a loop step reads: small, since a step is never cut short.
 TILE_ROWS = 128
-STEP_SCORES = 1 << 20
-# Elements of the pages that one decode step gathers.
-STEP_ELEMENTS = 1 << 22
+STEP_TOKENS = 128
+# Elements of the pages that one decode step gathers for all its sequences.
+STEP_ELEMENTS = 1 << 23
 
 
 def paged_prefill_xla(
@@ -63,7 +63,7 @@ def _attend_tile(q, position, kv_layer, blocks, length, scale):
     """Rows of one sequence, at `position` in it, attend to its first `length` tokens up to themselves."""
     _, _, kv_heads, page, _ = kv_layer.shape
     size, heads, _ = q.shape
-    count = pages_per_step(heads * size, page, blocks.shape[0], STEP_SCORES)
+    count = max(1, min(STEP_TOKENS // page, blocks.shape[0]))
     columns = count * page
     grouped = group_heads(q, kv_heads)
     position = jnp.tile(position, heads // kv_heads)
@@ -93,8 +93,8 @@ def paged_decode_xla(
     kv_layer = write_kv(kv_layer, k, v, meta.slots)
     _, _, kv_heads, page, _ = kv_layer.shape
     batch, heads, width = q.shape
-    per_token = batch * kv_heads * width * 2
-    count = pages_per_step(per_token, page, meta.block_tables.shape[1], STEP_ELEMENTS)
+    tokens = min(STEP_TOKENS, STEP_ELEMENTS // (batch * kv_heads * width * 2))
+    count = max(1, min(tokens // page, meta.block_tables.shape[1]))
     columns = count * page
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, width)
 

@@ -20,9 +20,25 @@ from kernels_pallas.attention_cudnn import (
     window_attention_cudnn,
 )
 from kernels_pallas.packed_xla import packed_attention_xla
+from kernels_pallas.paged_kv import PagedDecode, PagedPrefill
 from kernels_pallas.paged_xla import paged_decode_xla, paged_prefill_xla
 from kernels_pallas.reference import causal_attend, packed_attention_reference, window_attention_reference
 from kernels_pallas.window_xla import window_attention_xla
+
+__all__ = [
+    "AttentionChoice",
+    "Device",
+    "PagedDecode",
+    "PagedPrefill",
+    "VisionOps",
+    "choices",
+    "choose",
+    "decode_attention",
+    "prefill_attention",
+    "reference_attention",
+    "reference_vision_ops",
+    "vision_ops",
+]
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 

@@ -61,7 +61,7 @@ def build(
     *,
     seed: int = 0,
     layers: int = 3,
-    vision_depth: int = 4,
+    vision_depth: int = 3,
     mlp: int = 112,
     vision_mlp: int = 64,
     tie: bool = False,
@@ -102,7 +102,7 @@ def build(
             "intermediate_size": vision_mlp,
             "num_heads": 2,
             "out_hidden_size": 64,
-            "fullatt_block_indexes": [1, 3],
+            "fullatt_block_indexes": [1],
             "window_size": 56,
             "tokens_per_second": 2,
         }

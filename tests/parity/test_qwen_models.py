@@ -61,8 +61,9 @@ def text_arguments(inputs, rows: np.ndarray, positions: np.ndarray) -> tuple:
     return np.where(is_row, 0, ids), row_index, pool, positions
 
 
-@pytest.mark.parametrize("ops", [REFERENCE_OPS, vision_ops("cpu")], ids=["reference", "xla"])
-@pytest.mark.parametrize("case", ["images", "mixed"])
+@pytest.mark.parametrize(
+    ("case", "ops"), [("images", REFERENCE_OPS), ("mixed", vision_ops("cpu"))], ids=["images-reference", "mixed-xla"]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tower_gives_the_reference_rows(tiny_checkpoint, family, case, ops):
     checkpoint = tiny_checkpoint(family)

@@ -29,30 +29,54 @@ def window_attention_xla(
     windows, capacity = window_index.shape
     step = max(1, STEP_SCORES // (q.shape[1] * capacity * capacity))
     attend = partial(_attend_windows, q, k, v, scale)
-    if windows <= step:
-        rows = attend(window_index)
+    steps = -(-windows // step)
+    table = window_index
+    if steps == 1:
+        rows = attend(table)
     else:
-        steps = -(-windows // step)
-        table = jnp.pad(window_index, ((0, steps * step - windows), (0, 0)), constant_values=q.shape[0])
+        table = jnp.pad(table, ((0, steps * step - windows), (0, 0)), constant_values=q.shape[0])
         rows = jax.lax.map(jax.checkpoint(attend, prevent_cse=False), table.reshape(steps, step, capacity))
-    return rows_to_patches(rows.reshape(-1, *q.shape[1:]), window_index, q.shape[0])
+    return rows_to_patches(rows.reshape(-1, *q.shape[1:]), table, q.shape[0])
 
 
+@jax.custom_vjp
 def gather_windows(x: Float[Array, "P N D"], window_index: Int[Array, "W C"]) -> Float[Array, "W C N D"]:
-    """The rows of `x` that the table names; holes read as zeros."""
+    """The rows of `x` that the table names; holes read as zeros. Its gradient is `rows_to_patches`, not a scatter."""
     return x.at[window_index].get(mode="fill", fill_value=0)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rows_to_patches(
     rows: Float[Array, "R N D"], window_index: Int[Array, "W C"], patches: int
 ) -> Float[Array, "P N D"]:
-    """Puts row w * C + c, for every slot (w, c) of the table, at the patch it belongs to; other patches get zeros.
+    """Puts row w * C + c, for every slot (w, c) of the table (R = W * C), at its patch; other patches get zeros.
 
     Moving wide rows with a gather is faster than scattering them, so the table is inverted first.
     """
     slots = jnp.arange(window_index.size, dtype=jnp.int32)
     home = jnp.full(patches, rows.shape[0], jnp.int32).at[window_index.reshape(-1)].set(slots, mode="drop")
     return rows.at[home].get(mode="fill", fill_value=0)
+
+
+def _gather_forward(x, window_index):
+    return gather_windows(x, window_index), (window_index, x[:, :0])
+
+
+def _gather_gradient(saved, d_rows):
+    window_index, like = saved
+    return rows_to_patches(d_rows.reshape(-1, *d_rows.shape[2:]), window_index, like.shape[0]), None
+
+
+def _scatter_forward(rows, window_index, patches):
+    return rows_to_patches(rows, window_index, patches), window_index
+
+
+def _scatter_gradient(patches, window_index, d_out):
+    return gather_windows(d_out, window_index).reshape(-1, *d_out.shape[1:]), None
+
+
+gather_windows.defvjp(_gather_forward, _gather_gradient)
+rows_to_patches.defvjp(_scatter_forward, _scatter_gradient)
 
 
 def _attend_windows(q, k, v, scale, table: Int[Array, "W C"]) -> Float[Array, "W C N D"]:

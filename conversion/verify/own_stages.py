@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our side of a verification: mmjax's own host path, then the family's functions with plain masks in float32."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from conversion.verify.prompt import VerifyPrompt
+from conversion.verify.stages import Stages
+from kernels_pallas.dispatch import reference_attention
+from mmjax.inputs.chat import ChatRenderer, load_chat_template
+from mmjax.inputs.items import ProcessedItem
+from mmjax.inputs.prepare import ItemInput, PreparedPrompt, prepare_prompt
+from mmjax.loading import Model, load_params, open_model
+from mmjax.models.steps import embed_tokens
+from mmjax.reference.runner import ReferenceRunner
+
+
+def own_stages(
+    path: Path, prompt: VerifyPrompt, continuation: Int[np.ndarray, "G"], *, device: jax.Device, progress: bool
+) -> Stages:
+    """Runs the checkpoint at `path`, Hugging Face's or converted, in float32 on `device`.
+
+    Args:
+      continuation: the judge's greedy tokens. Ours are the best ones behind the prompt and behind each of these.
+    """
+    model = open_model(path, dtype="float32", device=device)
+    item, prepared = _prepare(model, prompt)
+    params = load_params(model, device=device, progress=progress)
+    rows = ReferenceRunner(model.family, model.cfg, params, model.processor, device=device).encode(item)
+    ids, positions, row_index = _with_continuation(prepared, continuation, len(rows))
+    with jax.default_matmul_precision("highest"):
+        layers, logits = jax.tree.map(
+            np.asarray, _text(model.family, model.cfg, params["text"], rows, ids, row_index, positions)
+        )
+    length = len(prepared.token_ids)
+    best = np.sort(logits[length - 1 :], axis=-1)[:, -2:]
+    return Stages(
+        token_ids=prepared.token_ids,
+        positions=prepared.positions,
+        pixels=_pixels(item, model.processor.pixel_table()),
+        tower=rows[:, : model.cfg.hidden_size],
+        layers=[layer[:length] for layer in layers],
+        logits=logits[:length],
+        greedy=logits[length - 1 :].argmax(-1),
+        margins=best[:, 1] - best[:, 0],
+    )
+
+
+def _prepare(model: Model, prompt: VerifyPrompt) -> tuple[ProcessedItem, PreparedPrompt]:
+    processor = model.processor
+    template = load_chat_template(model.path)
+    renderer = ChatRenderer(model.tokenizer, processor.placeholder_text, processor.never_sampled, template)
+    messages = prompt.messages()
+    messages[0]["content"][0]["image"] = prompt.image
+    compact_ids = renderer.encode(messages).token_ids
+    item = processor.image(prompt.image, {})
+    entry = ItemInput(item.plan, item.patches)
+    return item, prepare_prompt(compact_ids, [entry], processor, vocab_size=model.cfg.vocab_size)
+
+
+def _pixels(item: ProcessedItem, table: Float[np.ndarray, "C 256"]) -> Float[np.ndarray, "P values"]:
+    """What the tower sees: every byte looked up in its channel's row of the table."""
+    patches = item.patches.reshape(len(item.patches), len(table), -1)
+    values = np.stack([table[channel][patches[:, channel]] for channel in range(len(table))], axis=1)
+    return values.reshape(len(patches), -1)
+
+
+def _with_continuation(
+    prompt: PreparedPrompt, continuation: Int[np.ndarray, "G"], num_rows: int
+) -> tuple[Int[np.ndarray, "T"], Int[np.ndarray, "A T"], Int[np.ndarray, "T"]]:
+    """Token ids, rotary positions and pool rows of the prompt and all but the last token behind it."""
+    fed = continuation[:-1].astype(np.int32)
+    length = len(prompt.token_ids)
+    ids = np.concatenate([prompt.token_ids, fed])
+    tail = np.arange(length, len(ids), dtype=np.int32) + np.int32(prompt.position_delta)
+    positions = np.concatenate([prompt.positions, np.tile(tail, (len(prompt.positions), 1))], axis=1)
+    row_index = np.full(len(ids), num_rows, np.int32)
+    row_index[prompt.items[0].row_positions] = np.arange(num_rows)
+    ids[row_index < num_rows] = 0  # a placeholder need not be in the vocabulary
+    return ids, positions, row_index
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _text(family, cfg, params, rows, ids, row_index, positions):
+    hidden, deepstack = embed_tokens(family, cfg, params, rows, ids, row_index)
+    arguments = (params, cfg, hidden, positions, ((),) * cfg.num_layers, None, reference_attention(), deepstack)
+    layers, _ = family.layer_outputs(*arguments)
+    final, _ = family.forward(*arguments)
+    return layers, family.logits(params, cfg, final)

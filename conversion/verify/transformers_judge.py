@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge: transformers' own model and processor on a checkpoint, with its inner stages caught by hooks.
+
+transformers runs on torch. This is the one file of the package where torch is imported, when a verification runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conversion.verify.prompt import VerifyPrompt
+from conversion.verify.stages import Stages
+from mmjax.errors import ConfigError
+
+
+def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
+    """Runs the checkpoint at `path` (Hugging Face layout) in float32 on the CPU.
+
+    Raises:
+      ConfigError: torch or torchvision is not installed.
+    """
+    transformers = _import_transformers()
+    processor = transformers.AutoProcessor.from_pretrained(path, local_files_only=True)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        path, dtype="float32", attn_implementation="eager", local_files_only=True
+    )
+    model.requires_grad_(False)
+    text = processor.apply_chat_template(prompt.messages(), add_generation_prompt=True, tokenize=False)
+    inputs = processor(text=[text], images=[prompt.image], return_tensors="pt")
+    caught = _Caught(model.get_decoder())
+    with caught:
+        logits = model(**inputs, use_cache=False).logits
+    # A fresh config: the checkpoint's own may sample, penalise or stop early.
+    model.generation_config = transformers.GenerationConfig(max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+    answer = model.generate(**inputs, output_logits=True, return_dict_in_generate=True)
+    best = np.sort(np.stack([step[0].float().numpy() for step in answer.logits]), axis=-1)[:, -2:]
+    length = inputs["input_ids"].shape[1]
+    return Stages(
+        token_ids=inputs["input_ids"][0].numpy(),
+        positions=caught.positions,
+        pixels=inputs["pixel_values"].numpy(),
+        tower=_tower(model, inputs),
+        layers=caught.layers,
+        logits=logits[0].numpy(),
+        greedy=answer.sequences[0, length:].numpy(),
+        margins=best[:, 1] - best[:, 0],
+    )
+
+
+def _tower(model: Any, inputs: Any) -> np.ndarray:
+    media = {name: inputs[name] for name in ("pixel_values", "image_grid_thw") if name in inputs}
+    rows = model.model.get_image_features(**media).pooler_output
+    return np.concatenate([rows_of_one.numpy() for rows_of_one in rows])
+
+
+class _Caught:
+    """Hooks on a decoder that keep the input of every layer and of the final norm, and the rotary positions."""
+
+    def __init__(self, decoder: Any):
+        self.layers: list[np.ndarray] = []
+        self.positions = np.zeros((0, 0), np.int64)
+        self._decoder = decoder
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> _Caught:
+        # Inputs and not outputs: what a model adds between two layers belongs to the first one.
+        for module in (*self._decoder.layers, self._decoder.norm):
+            self._handles.append(module.register_forward_pre_hook(self._keep_hidden, with_kwargs=True))
+        self._handles.append(self._decoder.register_forward_pre_hook(self._keep_positions, with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _keep_hidden(self, module: Any, args: tuple, kwargs: dict) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        self.layers.append(hidden[0].numpy().copy())
+
+    def _keep_positions(self, module: Any, args: tuple, kwargs: dict) -> None:
+        positions = kwargs["position_ids"].numpy()
+        self.positions = positions.reshape(-1, positions.shape[-1])
+
+
+def _import_transformers() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError(
+            "verifying against transformers needs torch and torchvision: pip install torch torchvision"
+        ) from error
+    _make_torchvision_importable(torch)
+    import transformers
+
+    return transformers
+
+
+def _make_torchvision_importable(torch: Any) -> None:
+    """PyPI's torchvision for Linux expects CUDA operators and fails to import beside a CPU-only torch.
+
+    Declaring the two schemas that its registrations look up is enough for its transforms, which are plain torch code.
+    """
+    try:
+        import torchvision
+    except ImportError as error:
+        raise ConfigError("verifying against transformers needs torchvision: pip install torchvision") from error
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _make_torchvision_importable.library = library  # the schemas vanish with the object
+        import torchvision  # noqa: F401

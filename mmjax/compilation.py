@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 from tqdm import tqdm
+
+from mmjax.errors import DeviceError
 
 _BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 
@@ -59,6 +62,15 @@ def use_persistent_cache(directory: Path | None = None) -> None:
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Turns what a failed executable raises into DeviceError, which the engine can recover from."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise DeviceError(f"the device failed: {error}") from error
 
 
 @dataclass

@@ -54,3 +54,7 @@ class ConfigError(MMJaxError):
 
 class EngineError(MMJaxError):
     """The engine itself failed; nothing of this was the caller's fault."""
+
+
+class DeviceError(EngineError):
+    """An executable failed on the device. Arrays it was given are lost; the engine makes them again."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from transformers import AutoTokenizer
 
 from mmjax.errors import CheckpointError, ConfigError
 from mmjax.models.family import Family, ModelConfig, Processor
@@ -53,15 +54,15 @@ def _compute_dtype(asked: str | None, checkpoint: str, device: jax.Device) -> st
         raise ConfigError(f"the CPU computes in float32 only, got dtype={asked!r}; leave dtype out or run on a GPU")
     capability = getattr(device, "compute_capability", None)
     if asked == "bfloat16" and capability is not None and float(capability) < 8.0:
-        raise ConfigError(f"{device.device_kind} (compute capability {capability}) has no bfloat16; pass dtype='float32'")
+        raise ConfigError(
+            f"{device.device_kind} (compute capability {capability}) has no bfloat16; pass dtype='float32'"
+        )
     return asked
 
 
 def open_model(path: str | Path, *, dtype: str | None, device: jax.Device) -> Model:
     """Reads everything but the weights. Raises CheckpointError for missing files and unknown families."""
     from conversion.checkpoint import describe  # the converter is reached from here and from the command line alone
-
-    from transformers import AutoTokenizer
 
     checkpoint = describe(Path(path))
     hf_config = checkpoint.config
@@ -81,7 +82,7 @@ def open_model(path: str | Path, *, dtype: str | None, device: jax.Device) -> Mo
 
 def load_params(model: Model, *, device: jax.Device, progress: bool) -> dict:
     """The parameter tree {"vision": ..., "text": ...} on `device`."""
-    from conversion.checkpoint import load_params as load
+    from conversion.loader import load_params as load
 
     return load(model.path, model.family, model.cfg, device=device, progress=progress)
 

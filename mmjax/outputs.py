@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers get back: outputs, deltas of a stream, usage, metrics, logprobs."""
+"""What callers get back: outputs, deltas of a stream, metrics, logprobs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mmjax.errors import MMJaxError
-
-if TYPE_CHECKING:
-    from mmjax.inputs.prepare import PreparedPrompt
+from mmjax.inputs.usage import Usage
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -21,41 +19,6 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     top: dict[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Token counts of a request; `prompt_tokens` is the sum of the four kinds."""
-
-    text_tokens: int = 0
-    image_tokens: int = 0
-    video_tokens: int = 0
-    audio_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.text_tokens + self.image_tokens + self.video_tokens + self.audio_tokens
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-    @classmethod
-    def of(cls, prompt: PreparedPrompt, *, cached_tokens: int = 0, completion_tokens: int = 0) -> Usage:
-        """Counts the expanded prompt: an item's whole span counts for its modality, the rest is text."""
-        kinds = {"image": 0, "video": 0, "audio": 0}
-        for item in prompt.items:
-            kinds[item.modality.value] += len(item.plan.span_ids)
-        return cls(
-            text_tokens=len(prompt.token_ids) - sum(kinds.values()),
-            image_tokens=kinds["image"],
-            video_tokens=kinds["video"],
-            audio_tokens=kinds["audio"],
-            cached_tokens=cached_tokens,
-            completion_tokens=completion_tokens,
-        )
 
 
 @dataclass
@@ -99,7 +62,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     finish_reason: FinishReason
     logprobs: list[TokenLogprobs] | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = field(default_factory=lambda: Usage(text_tokens=0))
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     warnings: tuple[str, ...] = ()
     error: MMJaxError | None = None

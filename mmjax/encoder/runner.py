@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas.dispatch import vision_ops
-from mmjax.compilation import Job
+from mmjax.compilation import Job, device_errors
 from mmjax.inputs.items import EncoderBucket, ProcessedItem
 from mmjax.models.family import Family, ModelConfig, Processor
 from mmjax.models.steps import encode_step, read_rows, write_rows
@@ -68,7 +68,7 @@ class EncoderRunner:
         if self.params is None:
             return jobs
         encode = jax.jit(
-            partial(encode_step, self.family, self.cfg, vision_ops(self.device)),
+            partial(encode_step, self.family, self.cfg, vision_ops(self.device.platform)),
             donate_argnums=2,
         )
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.params, self._table))
@@ -83,29 +83,32 @@ class EncoderRunner:
         """Every compiled bucket by name, for memory accounting and tests."""
         return {f"encode {bucket.key.total_tokens}": compiled for bucket, compiled in self._encode.items()}
 
-    def encode(self, items: Sequence[ProcessedItem], slots: Sequence[np.ndarray], bucket: EncoderBucket) -> None:
-        """Encodes `items` in one call of `bucket`; rows of item i land in pool rows slots[i] (int32), in order."""
+    def pack(self, items: Sequence[ProcessedItem], bucket: EncoderBucket) -> Any:
+        """The family's inputs for `items`, host arrays padded to `bucket`."""
+        return self.processor.pack(items, bucket)
+
+    def encode(self, inputs: Any, slots: Sequence[np.ndarray], bucket: EncoderBucket) -> None:
+        """Encodes packed items in one call of `bucket`; rows of item i land in pool rows slots[i] (int32), in order."""
         row_slots = np.full(bucket.rows, self.pool_rows, np.int32)
         joined = np.concatenate(slots)
         row_slots[: len(joined)] = joined
-        inputs = self.processor.pack(items, bucket)
-        self.pool = self._encode[bucket](self.params, self._table, self.pool, inputs, row_slots)
+        with device_errors():
+            self.pool = self._encode[bucket](self.params, self._table, self.pool, inputs, row_slots)
 
     def write(self, rows: np.ndarray, slots: np.ndarray) -> None:
         """Puts float32 rows [R, row_width] that the caller supplied into pool rows `slots`."""
         for start in range(0, len(rows), COPY_ROWS):
             part = np.zeros((COPY_ROWS, self.cfg.row_width), np.float32)
             part[: len(rows[start : start + COPY_ROWS])] = rows[start : start + COPY_ROWS]
-            self.pool = self._copies["write"](self.pool, part, self._padded(slots, start))
+            with device_errors():
+                self.pool = self._copies["write"](self.pool, part, self._padded(slots, start))
 
     def read(self, slots: np.ndarray) -> np.ndarray:
         """Float32 copies [R, row_width] of pool rows `slots`; waits for the device."""
-        parts = [
-            self._copies["read"](self.pool, self._padded(slots, start)) for start in range(0, len(slots), COPY_ROWS)
-        ]
-        if not parts:
-            return np.zeros((0, self.cfg.row_width), np.float32)
-        return np.concatenate([np.asarray(part) for part in parts])[: len(slots)]
+        starts = range(0, len(slots), COPY_ROWS)
+        with device_errors():
+            parts = [self._copies["read"](self.pool, self._padded(slots, start)) for start in starts]
+            return np.concatenate([np.asarray(part) for part in parts])[: len(slots)]
 
     def _padded(self, slots: np.ndarray, start: int) -> np.ndarray:
         padded = np.full(COPY_ROWS, self.pool_rows, np.int32)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas.dispatch import PagedDecode, PagedPrefill, decode_attention, prefill_attention
-from mmjax.compilation import Job
+from mmjax.compilation import Job, device_errors
 from mmjax.config import EngineConfig, decode_ladder, prefill_ladder, smallest_fit
 from mmjax.engine.batch import Chunk, Layout, RowSlots, decode_arrays, prefill_arrays
 from mmjax.engine.request import Request
@@ -33,7 +33,8 @@ class StepResult:
 
     def read(self) -> Any:
         """The step's `Sampled` as numpy arrays."""
-        return jax.tree.map(np.asarray, self.sampled)
+        with device_errors():
+            return jax.tree.map(np.asarray, self.sampled)
 
 
 class ModelRunner:
@@ -104,9 +105,11 @@ class ModelRunner:
     def jobs(self, *, largest_only: bool = False) -> list[Job]:
         """Compile jobs of every bucket, largest first; they refer to the pool size set last."""
         prefill = jax.jit(
-            partial(prefill_step, self.family, self.cfg, prefill_attention(self.device)), donate_argnums=3
+            partial(prefill_step, self.family, self.cfg, prefill_attention(self.device.platform)), donate_argnums=3
         )
-        decode = jax.jit(partial(decode_step, self.family, self.cfg, decode_attention(self.device)), donate_argnums=2)
+        decode = jax.jit(
+            partial(decode_step, self.family, self.cfg, decode_attention(self.device.platform)), donate_argnums=2
+        )
         state = jax.eval_shape(self._fresh_state)
         pool = jax.ShapeDtypeStruct((self._pool_rows, self.cfg.row_width), self.cfg.dtype)
         params, banned = _shapes(self.params), _shapes(self._banned)
@@ -143,13 +146,15 @@ class ModelRunner:
         known = request.token_ids(0, request.prefill_end)
         ids[: len(known)] = known
         counts = np.int32(request.prompt_len), np.int32(request.prefill_end - request.prompt_len)
-        self.state = self._remember(self.state, np.int32(request.slot), ids, *counts)
+        with device_errors():
+            self.state = self._remember(self.state, np.int32(request.slot), ids, *counts)
 
     def prefill(self, chunks: Sequence[Chunk], row_slots: RowSlots) -> StepResult:
         """Dispatches one packed step of prompt chunks; chunks that complete a prompt sample a token."""
         size = smallest_fit(self._prefill_sizes, sum(map(len, chunks)))
         inputs = self._prefill_inputs(chunks, size, row_slots)
-        self.state, sampled = self._prefill[size](self.params, self._pool(), self._banned, self.state, inputs)
+        with device_errors():
+            self.state, sampled = self._prefill[size](self.params, self._pool(), self._banned, self.state, inputs)
         done = [(row, chunk.request) for row, chunk in enumerate(chunks) if chunk.completes]
         return _result(done, sampled)
 
@@ -157,7 +162,8 @@ class ModelRunner:
         """Dispatches one token of every request."""
         size = smallest_fit(self._decode_sizes, len(requests))
         inputs = self._decode_inputs(requests, size)
-        self.state, sampled = self._decode[size](self.params, self._banned, self.state, inputs)
+        with device_errors():
+            self.state, sampled = self._decode[size](self.params, self._banned, self.state, inputs)
         return _result(list(enumerate(requests)), sampled)
 
     def _prefill_inputs(self, chunks: Sequence[Chunk], size: int, row_slots: RowSlots | None) -> PrefillInputs:

@@ -9,10 +9,12 @@ pages and rows, waits at the head of the queue, and later computes prompt and ou
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mmjax.config import EngineConfig
-from mmjax.encoder.scheduler import EncodePlan, MultimodalItemScheduler
+from mmjax.encoder.plan import EncodePlan
+from mmjax.encoder.scheduler import EncoderSchedulingPolicy, MultimodalItemScheduler
 from mmjax.engine.batch import Chunk
 from mmjax.engine.pages import PageAllocator
 from mmjax.engine.request import Request, Status
@@ -20,58 +22,169 @@ from mmjax.engine.request import Request, Status
 
 @dataclass
 class Schedule:
-    """One step's work. `drain_first`: tokens in flight must be read before anything can be scheduled."""
+    """One step's work: prompt chunks, sequences that decode, items to encode."""
 
     chunks: list[Chunk] = field(default_factory=list)
     decodes: list[Request] = field(default_factory=list)
     encode: EncodePlan | None = None
-    drain_first: bool = False
 
-    def __bool__(self) -> bool:
-        return bool(self.chunks or self.decodes or self.encode)
+    @property
+    def empty(self) -> bool:
+        return not (self.chunks or self.decodes or (self.encode and self.encode.batches))
 
 
 class Scheduler:
-    """Owns the queues, the slots and the page tables of requests; one thread uses it."""
+    """Owns the queues, the slots and the page tables of requests; one thread uses it.
 
-    def __init__(self, config: EngineConfig, pages: PageAllocator, items: MultimodalItemScheduler):
+    `embedding` requests want rows and no tokens: they take part in the item plane alone. `must_drain` is set when
+    somebody has to be preempted but tokens are in flight: the engine reads them before it schedules again.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pages: PageAllocator,
+        items: MultimodalItemScheduler,
+        *,
+        encoder_cap_while_decoding: int | None = None,
+    ):
         self.config, self.pages, self.items = config, pages, items
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of arrival
-        self._free_slots = list(range(config.max_batch_size))[::-1]
+        self.embedding: list[Request] = []
         self.preemptions = 0
+        self.must_drain = False
+        self._encoder_cap = encoder_cap_while_decoding
+        self._free_slots = list(range(config.max_batch_size))[::-1]
+
+    # ---- requests -------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        """Queues a request whose items have been admitted."""
+        (self.embedding if request.embed_only else self.waiting).append(request)
 
-    def remove(self, request: Request, status: Status = Status.FINISHED) -> None:
-        """Takes a request out and gives back everything it holds; harmless when repeated."""
-        if request in self.running:
-            self.running.remove(request)
-            self._free_slots.append(request.slot)
-            self.pages.free(request.table)
-            request.slot, request.table = None, []
-        elif request in self.waiting:
-            self.waiting.remove(request)
+    def remove(self, request: Request) -> None:
+        """Takes a finished, failed or cancelled request out and gives back all it holds; harmless when repeated."""
+        self._give_back(request)
+        for queue in (self.waiting, self.embedding):
+            if request in queue:
+                queue.remove(request)
+        self.items.remove(request.id)
+        request.status = Status.FINISHED
+
+    def preempt(self, request: Request) -> None:
+        """Puts a running request back to the head of the queue, without pages and rows. Its output stays."""
+        self._give_back(request)
         self.items.release(request.id)
-        request.status = status
+        request.status = Status.PREEMPTED
+        request.computed, request.begun = 0, False
+        request.prefill_end = request.prompt_len + len(request.output_ids)
+        request.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _give_back(self, request: Request) -> None:
+        if request not in self.running:
+            return
+        self.running.remove(request)
+        self._free_slots.append(request.slot)
+        self.pages.free(request.table)
+        request.slot, request.registered = None, 0
+
+    # ---- one step -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Schedule:
-        """The next step; empty when nothing can run."""
+        """The next step; empty if nothing can run."""
         step = Schedule()
-        budget = self.config.chunk_tokens
+        self.must_drain = False
         for request in list(self.running):
-            if request.status is not Status.RUNNING or request.prefilling or not request.wants_more:
-                continue
-            if not self._make_room(request, request.computed + 1, step):
-                if step.drain_first:
-                    return step
-                continue
-            step.decodes.append(request)
-        step.decodes = [r for r in step.decodes if r.status is Status.RUNNING]
-        candidates = self._prefill_candidates(budget - len(step.decodes), step)
-        if step.drain_first:
-            return step
-        step.decodes = [r for r in step.decodes if r.status is Status.RUNNING]
-        self._plan_items(candidates, step)
+            decodes = not request.prefilling and request.wants_more
+            if request.status is Status.RUNNING and decodes and self._room_for(request, request.computed + 1):
+                step.decodes.append(request)
+        self.items.begin(self._encoder_cap if step.decodes else None)
+        if self.items.policy is EncoderSchedulingPolicy.EAGER:
+            self.items.look_ahead([request.id for request in (*self.running, *self.waiting)])
+        self._claim_rows_to_embed()
+        self._schedule_chunks(step, self.config.chunk_tokens - len(step.decodes))
+        if self.items.policy is EncoderSchedulingPolicy.DEFAULT:
+            self.items.look_ahead([request.id for request in (*self.running, *self.waiting)])
+        step.encode = self.items.close()
+        # Making room for a chunk may have preempted a request that was to decode or to prefill.
+        step.decodes = [request for request in step.decodes if request.status is Status.RUNNING]
+        step.chunks = self._within_rows(step.chunks, step.encode.chunk_end)
         return step
+
+    def _claim_rows_to_embed(self) -> None:
+        for request in self.embedding:
+            if not request.restoring:
+                self.items.claim(request.id, request.computed, request.prompt_len)
+
+    def _schedule_chunks(self, step: Schedule, budget: int) -> None:
+        prefilling = [request for request in self.running if request.prefilling]
+        newcomers = set(self.waiting)
+        for request in self._in_order([*prefilling, *self.waiting]):
+            if budget <= 0 or len(step.chunks) == self.config.max_prefill_sequences:
+                return
+            if request in newcomers and not self._start(request):
+                return  # first come, first served: nobody passes the head of the queue
+            if request.status is not Status.RUNNING:
+                continue  # preempted a moment ago, or its pixels are being decoded again
+            wanted = min(request.prefill_end, request.computed + budget)
+            if not self.config.enable_chunked_prefill and wanted < request.prefill_end:
+                continue
+            end = self.items.claim(request.id, request.computed, wanted).end
+            if end > request.computed and self._room_for(request, end):
+                step.chunks.append(Chunk(request, request.computed, end))
+                budget -= end - request.computed
+
+    def _in_order(self, requests: Sequence[Request]) -> list[Request]:
+        by_id = {request.id: request for request in requests}
+        return [by_id[request_id] for request_id in self.items.order(list(by_id))]
+
+    def _start(self, request: Request) -> bool:
+        """Gives a waiting request a slot and what the prefix cache holds for it; False if it has to wait.
+
+        A request whose pixels are being decoded again stands aside: it does not run, and it does not block others.
+        """
+        if request.restoring:
+            return True
+        if not self._free_slots:
+            return False
+        limit = request.prefill_end - 1  # the last token is always computed: its logits are needed
+        table, cached = self.pages.match(request.block_keys, request.key_tokens, limit)
+        request.lacking = self.items.lacking_pixels(request.id, cached)
+        missing = self.pages.blocks_for(min(request.prefill_end, cached + self.config.chunk_tokens)) - len(table)
+        if request.lacking or missing > self.pages.available:
+            self.pages.free(table)
+            return bool(request.lacking)
+        self.waiting.remove(request)
+        self.running.append(request)
+        self.running.sort(key=lambda r: r.arrival)
+        request.slot = self._free_slots.pop()
+        request.table, request.computed = table, cached
+        request.status = Status.RUNNING
+        request.note_started(cached)
+        return True
+
+    def _room_for(self, request: Request, end: int) -> bool:
+        """Extends the request's pages to `end` positions, preempting the youngest, in the end the request itself.
+
+        Nobody is preempted while tokens are in flight, which would be lost: the request sits this step out.
+        """
+        while not self.pages.ensure(request.table, end):
+            if any(r.in_flight for r in self.running):
+                self.must_drain = True
+                return False
+            victim = self.running[-1]
+            self.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _within_rows(self, chunks: Sequence[Chunk], chunk_end: dict[str, int]) -> list[Chunk]:
+        kept = []
+        for chunk in chunks:
+            end = min(chunk.end, chunk_end.get(chunk.request.id, chunk.end))
+            if chunk.request.status is Status.RUNNING and end > chunk.begin:
+                kept.append(Chunk(chunk.request, chunk.begin, end))
+        return kept

@@ -29,15 +29,20 @@ class StopChecker:
       params: `stop`, `stop_token_ids`, `ignore_eos`, `min_tokens` and `max_tokens` are read.
       detokenizer: a fresh one, of this request.
       eos_token_ids: the model's end-of-sequence ids.
-      room: tokens that the context leaves to generate; the smaller of it and `params.max_tokens` holds.
+      room: tokens that the context leaves to generate.
+
+    Attributes:
+      max_tokens: the answer's limit, the smaller of `room` and `params.max_tokens`.
+      eos_token_ids: as given.
     """
 
     def __init__(self, params: SamplingParams, detokenizer: Detokenizer, eos_token_ids: Iterable[int], room: int):
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
         self._detokenizer = detokenizer
-        self._ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        self._ids = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
         self._strings = params.stop
         self._min_tokens = params.min_tokens
-        self._max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
         self._count = 0
         self._held = ""
 
@@ -49,7 +54,7 @@ class StopChecker:
         text, found = self._feed(self._detokenizer.add([token_id]))
         if found is not None:
             return StopResult(text, "stop", found)
-        if self._count >= self._max_tokens:
+        if self._count >= self.max_tokens:
             return self._finish(text, "length", None)
         return StopResult(text)
 

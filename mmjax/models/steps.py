@@ -91,7 +91,7 @@ def embed_tokens(
     token_ids: Int[Array, "T"],
     row_index: Int[Array, "T"],
 ) -> tuple[Float[Array, "T E"], Float[Array, "levels T E"] | None]:
-    """Input of the decoder: the pool's row where `row_index` names one, else the token's embedding; deepstack levels."""
+    """Input of the decoder: the row that `row_index` names, else the token's embedding; and the deepstack levels."""
     embed = partial(family.embed, params, cfg)
     return gather_embeds(params["embed"], token_ids, pool, row_index, embed=embed)
 

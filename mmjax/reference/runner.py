@@ -11,9 +11,11 @@ import numpy as np
 
 from kernels_pallas.dispatch import reference_attention, reference_vision_ops
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey, ProcessedItem
-from mmjax.inputs.prepare import PreparedPrompt
+from mmjax.inputs.prompt import PreparedPrompt
+from mmjax.layers.sampling import Sampled, SamplerState, SamplingInputs, sample
 from mmjax.models.family import Family, ModelConfig, Processor
 from mmjax.models.steps import embed_tokens
+from mmjax.sampling_params import SamplingRow, sampling_arrays
 
 # Text is padded behind its end to a multiple of this, so that an answer does not compile once per token. The causal
 # mask keeps padding from every real position.
@@ -23,13 +25,25 @@ LENGTH_STEP = 64
 class ReferenceRunner:
     """Recomputes everything for every token. Matrix products run at the highest precision."""
 
-    def __init__(self, family: Family, cfg: ModelConfig, params: dict, processor: Processor, *, device: jax.Device):
+    def __init__(
+        self,
+        family: Family,
+        cfg: ModelConfig,
+        params: dict,
+        processor: Processor,
+        *,
+        device: jax.Device,
+        banned_ids: Sequence[int] = (),
+    ):
         if cfg.dtype != "float32":
             raise ValueError(f"the reference computes in float32, the config says {cfg.dtype}")
         self.family, self.cfg, self.params, self.processor, self.device = family, cfg, params, processor, device
         self._table = jax.device_put(processor.pixel_table(), device)
         self._encode = jax.jit(partial(_encode, family, cfg))
         self._logits = jax.jit(partial(_logits, family, cfg))
+        self._sample = jax.jit(sample)
+        self._banned = np.zeros(cfg.vocab_size, bool)
+        self._banned[list(banned_ids)] = True
 
     def encode(self, item: ProcessedItem) -> np.ndarray:
         """Rows [R, row_width] of one item, encoded alone in a bucket of exactly its size."""
@@ -56,6 +70,19 @@ class ReferenceRunner:
         with jax.default_matmul_precision("highest"):
             out = self._logits(self.params["text"], pool, ids, row_index, positions, at)
         return np.asarray(out)[: len(output_ids) + 1]
+
+    def sample(
+        self, logits: np.ndarray, row: SamplingRow, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> Sampled:
+        """One draw of the engine's own sampler from logits [1, V], after the given prompt and output."""
+        vocab_size = self.cfg.vocab_size
+        seen, counts = np.zeros((1, vocab_size), bool), np.zeros((1, vocab_size), np.int32)
+        seen[0, np.asarray(prompt_ids)[np.asarray(prompt_ids) < vocab_size]] = True
+        np.add.at(counts[0], np.asarray(output_ids, np.int64), 1)
+        inputs = SamplingInputs(**sampling_arrays([row], 1, vocab_size))
+        state = SamplerState(prompt_seen=seen, output_counts=counts)
+        sampled, _ = self._sample(logits, inputs, state, np.zeros(1, np.int32), self._banned)
+        return jax.tree.map(np.asarray, sampled)
 
     def _pool(self, prompt: PreparedPrompt, rows: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
         total = sum(len(r) for r in rows)

@@ -128,7 +128,7 @@ def pack(
     patches: np.ndarray, grids: list[tuple[int, int, int]], cfg, *, extra: int = 0, garbage: int = 0
 ) -> VisionInputs:
     """Packed inputs of `grids`, with `extra` padded patches filled with byte `garbage` and one empty segment."""
-    merge, total = cfg.merge, len(patches) + extra
+    merge, total = cfg.vision.merge, len(patches) + extra
     positions, lengths, windows = [], [], []
     capacity = cfg.window_capacity
     side = int(capacity**0.5) // merge if capacity else 0

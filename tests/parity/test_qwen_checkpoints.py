@@ -98,7 +98,7 @@ def test_both_layouts_of_config_json_read_the_same(flat):
     assert hash(cfg) == hash(config_of(copy.deepcopy(flat)))
     assert (cfg.dtype, cfg.vocab_size, cfg.hidden_size, cfg.row_width) == ("bfloat16", 152064, 3584, 3584)
     assert (cfg.num_layers, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim) == (28, 28, 4, 128)
-    assert (cfg.position_axes, cfg.max_position_embeddings, cfg.merge, cfg.patch_values) == (3, 128000, 2, 1176)
+    assert (cfg.position_axes, cfg.max_position_embeddings, cfg.merge, cfg.patch_values) == (3, 128000, 4, 1176)
     assert (cfg.text.mrope_section, cfg.text.rope_theta, cfg.text.mlp_width) == ((16, 24, 24), 1e6, 18944)
     assert (cfg.vision.head_dim, cfg.vision.rope_theta) == (80, 10000.0)
 

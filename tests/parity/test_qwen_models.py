@@ -83,7 +83,7 @@ def test_the_processor_feeds_the_tower_the_same(tiny_checkpoint, family):
     items = [processor.image(noise((*size, 3), i), {}) for i, size in enumerate(CASES["images"].images)]
     total = sum(item.plan.encoder_tokens for item in items) + 8
     windows = sum(item.plan.windows for item in items) + (2 if ours.cfg.window_capacity else 0)
-    bucket = EncoderBucket(EncoderGraphKey(total, 5), windows, total // ours.cfg.merge**2)
+    bucket = EncoderBucket(EncoderGraphKey(total, 5), windows, total // ours.cfg.merge)
     packed = processor.pack(items, bucket)
     shapes = ours.family.vision_inputs(ours.cfg, bucket)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), packed) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
@@ -145,7 +145,7 @@ def test_padding_never_reaches_real_rows(tiny_checkpoint, family, ops):
     checkpoint = tiny_checkpoint(family)
     ours = ours_of(checkpoint)
     patches, grids = media_of(reference_inputs(checkpoint, CASES["image"]), ours.table)
-    real = len(patches) // ours.cfg.merge**2
+    real = len(patches) // ours.cfg.merge
     exact = ours.rows(pack(patches, grids, ours.cfg), ops)
     padded = [ours.rows(pack(patches, grids, ours.cfg, extra=12, garbage=g), ops)[:real] for g in (0, 255)]
     np.testing.assert_array_equal(padded[0], padded[1])

@@ -82,7 +82,7 @@ def encode(
     """
     x = block_outputs(params, cfg, inputs, pixel_table, ops)[-1]
     merger = params["merger"]
-    return merge_rows(rms_norm(x, merger["norm"], cfg.vision.norm_eps), merger, cfg.merge)
+    return merge_rows(rms_norm(x, merger["norm"], cfg.vision.norm_eps), merger, cfg.vision.merge)
 
 
 # A jitted function inside the jitted tower is traced and lowered once a kind of block, however many call it.

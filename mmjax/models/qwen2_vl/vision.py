@@ -78,7 +78,7 @@ def encode(
     """
     merger = params["merger"]
     x = block_outputs(params, cfg, inputs, pixel_table, ops)[-1]
-    return merge_rows(layer_norm(x, merger["norm"], merger["norm_bias"], cfg.vision.norm_eps), merger, cfg.merge)
+    return merge_rows(layer_norm(x, merger["norm"], merger["norm_bias"], cfg.vision.norm_eps), merger, cfg.vision.merge)
 
 
 # A jitted function inside the jitted tower is traced and lowered once, however many blocks call it.

@@ -122,8 +122,8 @@ class QwenConfig:
 
     @property
     def merge(self) -> int:
-        """Patches along one side of a merge block; `merge**2` patches make one embedding row."""
-        return self.vision.merge
+        """Patches that make one embedding row."""
+        return self.vision.merge**2
 
     @property
     def patch_values(self) -> int:

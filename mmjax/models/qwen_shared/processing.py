@@ -32,6 +32,7 @@ from mmjax.models.vision_inputs import VisionInputs
 
 _CHANNELS = 3
 _STRONG_SHRINK = 2  # times a side; more is worth a warning
+PLANNED_FRAMES = 32  # of a clip at its largest; an engine is sized for such clips, and takes others if they fit
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,8 @@ class QwenProcessor:
         return mrope_positions(len(token_ids), spans, self.geometry.merge, self.tokens_per_second)
 
     def max_tokens_per_item(self) -> dict[Modality, int]:
-        """Patches of the largest picture, and of the largest clip of `max_frames`, under the checkpoint's limits."""
-        steps = -(-self.video_settings.max_frames // self.geometry.temporal)
+        """Patches of the largest picture, and of the largest clip of PLANNED_FRAMES, under the checkpoint's limits."""
+        steps = -(-min(self.video_settings.max_frames, PLANNED_FRAMES) // self.geometry.temporal)
         return {
             Modality.IMAGE: self._most_blocks(self.image_settings) * self.geometry.merge**2,
             Modality.VIDEO: self._most_blocks(self.video_settings) * self.geometry.merge**2 * steps,

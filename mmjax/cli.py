@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: mmjax demo | chat | convert | verify."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmjax.errors import MMJaxError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand; errors that mmjax raises on purpose are one line on stderr and exit code 1."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except MMJaxError as error:
+        print(f"mmjax: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print()
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mmjax", description="Multimodal inference in JAX.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="ask the small built-in model about a drawn scene, or about your picture")
+    demo.add_argument("--image", type=Path, help="a picture of yours instead of a drawn scene")
+    demo.add_argument("--ask", action="append", help="a question of yours; may be repeated")
+    demo.add_argument("--seed", type=int, default=None, help="which scene to draw")
+    demo.add_argument("--save", type=Path, help="where to put the drawn scene (default: a temporary folder)")
+    demo.set_defaults(run=_demo)
+
+    chat = commands.add_parser("chat", help="talk with a checkpoint in the terminal")
+    chat.add_argument("checkpoint", help="a Hugging Face or converted directory, or 'demo'")
+    chat.add_argument("--max-tokens", type=int, default=512)
+    chat.add_argument("--temperature", type=float, default=0.0)
+    chat.set_defaults(run=_chat)
+
+    convert = commands.add_parser("convert", help="Hugging Face directory -> orbax checkpoint that loads faster")
+    convert.add_argument("source", type=Path)
+    convert.add_argument("target", type=Path)
+    convert.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: as stored")
+    convert.set_defaults(run=_convert)
+
+    verify = commands.add_parser("verify", help="compare with transformers, layer by layer")
+    verify.add_argument("checkpoint", type=Path)
+    verify.add_argument("--against", choices=("transformers",), default="transformers")
+    verify.set_defaults(run=_verify)
+    return parser
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from PIL import Image
+
+    import mmjax
+    from mmjax.demo import demo_scene
+    from mmjax.demo.terminal import render
+    from mmjax.media.images import load_image
+
+    if arguments.image is not None:
+        path = arguments.image
+        rgb = load_image(path)
+        questions = arguments.ask or ["What is in the picture?"]
+        print(f"picture: {path}")
+    else:
+        scene = demo_scene(arguments.seed if arguments.seed is not None else int(time.time()))
+        rgb = scene.picture
+        path = arguments.save or Path(tempfile.mkdtemp(prefix="mmjax-demo-")) / "scene.png"
+        Image.fromarray(rgb).save(path)
+        questions = arguments.ask or [question for question, _ in scene.questions[:4]]
+        print(f"a drawn scene: {path}")
+    print(render(rgb))
+    with mmjax.LLM.demo() as llm:
+        for question in questions:
+            _answer(llm, [{"type": "image", "image": rgb}, {"type": "text", "text": question}], question)
+        print(f"\n{llm.stats().summary()}")
+    return 0
+
+
+def _answer(llm, content: list[dict], question: str) -> None:
+    from mmjax import SamplingParams
+
+    print(f"\n> {question}\n  ", end="", flush=True)
+    handle = llm.submit([{"role": "user", "content": content}], SamplingParams(max_tokens=64, temperature=0.0))
+    for delta in handle.stream():
+        print(delta.text, end="", flush=True)
+    print(f"\n  {describe(handle.result())}")
+
+
+def describe(output) -> str:
+    """One line about an answer: tokens and seconds."""
+    usage, metrics = output.usage, output.metrics
+    return (
+        f"[{usage.prompt_tokens} prompt tokens ({usage.image_tokens + usage.video_tokens} of them media, "
+        f"{usage.cached_tokens} cached), {usage.completion_tokens} answered; first token after "
+        f"{metrics.first_token:.2f} s, all after {metrics.total:.2f} s]"
+    )
+
+
+_HELP = """/image PATH   add a picture to the next message      /video PATH   add a clip
+/new          forget the conversation                /stats        what the engine did so far
+/explain      the spans of the next message's items  /quit         leave"""
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    import mmjax
+
+    llm = mmjax.LLM.demo() if arguments.checkpoint == "demo" else mmjax.LLM(arguments.checkpoint)
+    params = mmjax.SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature)
+    print(_HELP)
+    with llm:
+        ChatLoop(llm, params).run()
+    return 0
+
+
+class ChatLoop:
+    """A conversation in the terminal; media wait until the next line of text takes them along."""
+
+    def __init__(self, llm, params, *, read=input, write=print):
+        self.llm, self.params, self.read, self.write = llm, params, read, write
+        self.messages: list[dict] = []
+        self.media: list[dict] = []
+
+    def run(self) -> None:
+        while True:
+            try:
+                line = self.read("> ").strip()
+            except EOFError:
+                return
+            if line == "/quit":
+                return
+            if line:
+                self.handle(line)
+
+    def handle(self, line: str) -> None:
+        """One line: a command, or text to send."""
+        command, _, argument = line.partition(" ")
+        if command in ("/image", "/video"):
+            self._attach(command[1:], argument.strip())
+        elif command == "/new":
+            self.messages, self.media = [], []
+            self.write("a new conversation")
+        elif command == "/stats":
+            self.write(self.llm.stats().summary())
+        elif command == "/explain":
+            self.write(self.llm.explain([*self.messages, {"role": "user", "content": self.media}]))
+        elif command.startswith("/"):
+            self.write(_HELP)
+        else:
+            self._send(line)
+
+    def _attach(self, kind: str, path: str) -> None:
+        if not Path(path).expanduser().is_file():
+            self.write(f"no such file: {path!r}")
+            return
+        self.media.append({"type": kind, kind: str(Path(path).expanduser())})
+        self.write(f"{len(self.media)} item(s) go with the next message")
+
+    def _send(self, text: str) -> None:
+        turn = {"role": "user", "content": [*self.media, {"type": "text", "text": text}]}
+        answer = ""
+        try:
+            handle = self.llm.submit([*self.messages, turn], self.params)
+            for delta in handle.stream():
+                answer += delta.text
+                self.write(delta.text, end="", flush=True)
+            self.write(f"\n{describe(handle.result())}")
+        except MMJaxError as error:
+            self.write(f"error: {error}")
+            self.media = []
+            return
+        self.messages += [turn, {"role": "assistant", "content": [{"type": "text", "text": answer}]}]
+        self.media = []
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from conversion.orbax_io import convert
+
+    out = convert(arguments.source, arguments.target, dtype=arguments.dtype)
+    print(f"wrote {out}; load it with mmjax.LLM({str(out)!r})")
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from conversion.verify import render, verify
+
+    report = verify(arguments.checkpoint, against=arguments.against)
+    print(render(report))
+    return 0 if report.passed else 1

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that want embedding rows instead of an answer, and items whose rows the caller supplied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mmjax.encoder.buckets import EncoderLoad
+from mmjax.encoder.scheduler import MultimodalItemScheduler
+from mmjax.encoder.state import EncoderItem
+from mmjax.engine.request import Request
+from mmjax.inputs.prompt import PromptItem
+
+
+def encoder_item(item: PromptItem) -> EncoderItem:
+    """The item as the second plane sees it; rows that the caller supplied cost no encoder work."""
+    if item.embedding is None:
+        return EncoderItem.from_plan(item.plan, item.row_positions, item.cache_key)
+    load = EncoderLoad(items=1, rows=item.plan.rows)
+    return EncoderItem(item.cache_key, load, int(item.row_positions[0]), int(item.row_positions[-1]))
+
+
+class RowReader:
+    """Copies rows to the host as they come and lets go of them."""
+
+    def __init__(self, items: MultimodalItemScheduler, encoder: Any):
+        self._items, self._encoder = items, encoder
+
+    def read(self, request: Request, end: int) -> None:
+        """Takes the rows of the items that lie in prompt positions [computed, end) into the request; waits for them."""
+        for item in request.prompt.items:
+            if request.computed <= item.row_positions[0] and item.row_positions[-1] < end:
+                request.rows.append(np.array(self._encoder.read(self._items.row_slots(request.id, item.index))))
+        request.computed = end
+        self._items.advance(request.id, end)

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine loop: one thread that owns both planes, schedules steps, dispatches them and reads their tokens.
+
+Dispatch is asynchronous. With overlap the tokens of a step are read while the next one runs: sampled ids stay on the
+device, and an answer that ended is noticed one step late, its surplus token thrown away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any, Protocol
+
+from mmjax.encoder.plan import EncodeBatch, ItemRef
+from mmjax.encoder.step import MultimodalEncoderContractError, MultimodalEncoderRequestError
+from mmjax.engine.embedding import RowReader, encoder_item
+from mmjax.engine.prefix import register_pages
+from mmjax.engine.request import Request, Status
+from mmjax.engine.scheduler import Schedule, Scheduler
+from mmjax.engine.trace import StepTrace
+from mmjax.errors import DeviceError, EngineError, MMJaxError, RequestError
+from mmjax.inputs.items import ProcessedItem
+from mmjax.inputs.prompt import PromptItem
+from mmjax.outputs import FinishReason, TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+
+class TextRunner(Protocol):
+    """The device side of the first plane; see `mmjax.engine.runner.ModelRunner`."""
+
+    def allocate(self) -> None: ...
+    def begin(self, request: Request) -> None: ...
+    def prefill(self, chunks: list, row_slots: Callable) -> Any: ...
+    def decode(self, requests: list[Request]) -> Any: ...
+
+
+class Engine:
+    """Runs requests. `submit`, `cancel` and `call` may be used from any thread, everything else from the engine's own.
+
+    Args:
+      text, encoder: the runners; `text` is None in an engine that only encodes.
+      media: threads that decode items again after a preemption.
+      restore: makes an item's patches anew from its source.
+      overlap: read a step's tokens after the next step was dispatched.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        text: TextRunner | None,
+        encoder: Any,
+        media: Executor,
+        restore: Callable[[PromptItem], Any],
+        *,
+        overlap: bool = True,
+        trace: StepTrace | None = None,
+    ):
+        self.scheduler, self.text, self.encoder = scheduler, text, encoder
+        self.items, self.pages = scheduler.items, scheduler.pages
+        self.trace = trace or StepTrace()
+        self._media, self._restore = media, restore
+        self._depth = 1 if overlap else 0
+        self._pending: deque[Any] = deque()
+        self._requests: dict[str, Request] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._arrivals = itertools.count()
+        self._rows = RowReader(self.items, encoder)
+        self._stopping = False
+        self._fruitless_recoveries = 0
+        self._thread = threading.Thread(target=self._loop, name="mmjax-engine", daemon=True)
+
+    # ---- any thread -----------------------------------------------------------------------------------------------
+
+    def start(self) -> Engine:
+        self._thread.start()
+        return self
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; its handle tells the rest."""
+        self._inbox.put(partial(self._admit, request))
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request with finish_reason "cancelled"; harmless if it has ended."""
+        self._inbox.put(partial(self._cancel, request_id))
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Runs `function` between two steps and returns what it returns; raises what it raises."""
+        if threading.current_thread() is self._thread or not self._thread.is_alive():
+            return function()
+        future: Future = Future()
+        self._inbox.put(lambda: _settle(future, function))
+        return future.result()
+
+    def close(self) -> None:
+        """Cancels what is left and ends the thread."""
+        if self._thread.is_alive():
+            self._inbox.put(self._stop)
+            self._thread.join()
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        idle = True
+        while not self._stopping:
+            self._receive(wait=idle)
+            try:
+                idle = not self.step()
+            except DeviceError as error:
+                self._recover(error)
+            except Exception as error:
+                logger.exception("the engine failed")
+                self._fail_all(EngineError(f"the engine failed: {error!r}"))
+        self._fail_all(EngineError("the engine was closed"), reason="cancelled")
+
+    def _receive(self, *, wait: bool) -> None:
+        if wait and not self._stopping:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def step(self) -> bool:
+        """Schedules and dispatches one step and reads an earlier one; False if there is nothing to do."""
+        if self.scheduler.must_drain:
+            self._collect(keep=0)
+        with self.trace.step(self) as row:
+            schedule = self.scheduler.schedule()
+            row.scheduled(schedule)
+            waiting_for_pixels = self._restore_pixels()
+            worked = self._dispatch(schedule)
+        in_flight = bool(self._pending)
+        self._collect(keep=self._depth if worked else 0)
+        if not (worked or in_flight or waiting_for_pixels):
+            return self._unblock()
+        return worked or in_flight
+
+    def _dispatch(self, schedule: Schedule) -> bool:
+        """Queues the step's executables on the device: decode first, so that running answers go on soonest."""
+        if schedule.decodes:
+            self._pending.append(self.text.decode(schedule.decodes))
+            for request in schedule.decodes:
+                request.computed += 1
+                request.in_flight += 1
+        encoded = self._encode(schedule)
+        delivered = self._deliver_rows(schedule)
+        chunks = [chunk for chunk in schedule.chunks if chunk.request.status is Status.RUNNING]
+        if chunks:
+            self._prefill(chunks)
+        return bool(schedule.decodes or encoded or delivered or chunks)
+
+    def _prefill(self, chunks: list) -> None:
+        for chunk in chunks:
+            if not chunk.request.begun:
+                self.text.begin(chunk.request)
+                chunk.request.begun = True
+        result = self.text.prefill(chunks, lambda request, item: self.items.row_slots(request.id, item))
+        self._pending.append(result)
+        for chunk in chunks:
+            request = chunk.request
+            request.computed = chunk.end
+            if chunk.completes:
+                request.in_flight += 1
+                request.metrics.prefill = request.metrics.prefill or request.elapsed()
+            self.items.advance(request.id, chunk.end)
+            register_pages(self.pages, request)
+
+    # ---- items ----------------------------------------------------------------------------------------------------
+
+    def _encode(self, schedule: Schedule) -> bool:
+        """Dispatches the plan's batches and makes their rows readable. Failures before dispatch fail their requests."""
+        plan = schedule.encode
+        try:
+            for batch in plan.batches:
+                self._encode_batch(batch)
+        except MultimodalEncoderRequestError as error:
+            for request_id in self.items.fail(plan, error):
+                self._finish(self._requests[request_id], "error", error)
+            schedule.chunks = [part for chunk in schedule.chunks if (part := self._with_ready_rows(chunk)) is not None]
+            plan.chunk_end.clear()
+            return True
+        encoded = {(item.request_id, item.item) for item in plan.items}
+        for ref in self.items.commit(plan):
+            self._pin(ref, ref in encoded)
+        return bool(plan.batches)
+
+    def _encode_batch(self, batch: EncodeBatch) -> None:
+        pixels, slots = [], []
+        for entry in batch.items:
+            item = self._requests[entry.request_id].prompt.items[entry.item]
+            if item.embedding is not None:
+                self.encoder.write(item.embedding, entry.slots)
+            else:
+                pixels.append(ProcessedItem(item.plan, item.patches))
+                slots.append(entry.slots)
+        if not pixels:
+            return
+        try:
+            inputs = self.encoder.pack(pixels, batch.bucket)
+        except Exception as error:
+            owners = [entry.request_id for entry in batch.items]
+            raise MultimodalEncoderContractError(f"an item can't be packed: {error!r}", owners) from error
+        self.encoder.encode(inputs, slots, batch.bucket)
+
+    def _with_ready_rows(self, chunk):
+        end = self.items.ready_end(chunk.request.id, chunk.begin, chunk.end)
+        return type(chunk)(chunk.request, chunk.begin, end) if end > chunk.begin else None
+
+    def _pin(self, ref: ItemRef, encoded: bool) -> None:
+        """The item's rows are held for its request: its pixels can go, its source stays."""
+        request = self._requests[ref.request_id]
+        item = request.prompt.items[ref.item]
+        if encoded:
+            request.metrics.items_encoded += 1
+        else:
+            request.metrics.items_cached += 1
+        request.metrics.encode = request.elapsed()
+        if item.patches is not None and item.source is not None:
+            item.patches = None
+            self.items.set_pixels(request.id, ref.item, False)
+
+    def _deliver_rows(self, schedule: Schedule) -> bool:
+        delivered = False
+        for request in list(self.scheduler.embedding):
+            end = schedule.encode.chunk_end.get(request.id, request.computed)
+            if end > request.computed:
+                delivered = True
+                self._rows.read(request, end)
+                if request.computed >= request.prompt_len:
+                    self._finish(request, "stop")
+        return delivered
+
+    def _restore_pixels(self) -> bool:
+        """Sends items without pixels back to the media threads; True while any request waits for them."""
+        for request in [*self.scheduler.waiting, *self.scheduler.embedding, *self.scheduler.running]:
+            if request.lacking and not request.restoring:
+                request.restoring = True
+                self._media.submit(self._decode_again, request, list(request.lacking))
+        return any(request.restoring for request in self._requests.values())
+
+    def _decode_again(self, request: Request, indices: list[int]) -> None:
+        """In a media thread."""
+        try:
+            patches = {index: self._restore(request.prompt.items[index]) for index in indices}
+            self._inbox.put(partial(self._restored, request, patches))
+        except Exception as error:
+            failure = (
+                error if isinstance(error, MMJaxError) else RequestError(f"an item can't be decoded again: {error!r}")
+            )
+            self._inbox.put(lambda: self._finish(request, "error", failure))
+
+    def _restored(self, request: Request, patches: dict[int, Any]) -> None:
+        request.restoring, request.lacking = False, []
+        if request.status is Status.FINISHED:
+            return
+        for index, pixels in patches.items():
+            request.prompt.items[index].patches = pixels
+            self.items.set_pixels(request.id, index, True)
+
+    # ---- tokens ---------------------------------------------------------------------------------------------------
+
+    def _collect(self, *, keep: int) -> None:
+        """Reads steps until at most `keep` are in flight."""
+        while len(self._pending) > keep:
+            result = self._pending.popleft()
+            sampled = result.read()
+            for row, request in zip(result.rows, result.requests, strict=True):
+                request.in_flight -= 1
+                if request.status is Status.RUNNING:
+                    self._accept(request, row, sampled)
+
+    def _accept(self, request: Request, row: int, sampled: Any) -> None:
+        self._fruitless_recoveries = 0
+        token = int(sampled.tokens[row])
+        logprobs = None
+        if request.params.logprobs is not None:
+            wanted = request.params.logprobs
+            top = zip(sampled.top_ids[row][:wanted].tolist(), sampled.top_logprobs[row][:wanted].tolist(), strict=True)
+            logprobs = TokenLogprobs(token, float(sampled.logprobs[row]), dict(top))
+        reason = request.accept(token, logprobs)
+        if reason is not None:
+            self._finish(request, reason)
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def _admit(self, request: Request) -> None:
+        request.arrival = next(self._arrivals)
+        try:
+            if self._stopping:
+                raise EngineError("the engine was closed")
+            self.items.admit(request.id, [encoder_item(item) for item in request.prompt.items])
+        except MMJaxError as error:
+            request.handle.finish(request.output("error", error))
+            return
+        self._requests[request.id] = request
+        self.scheduler.add(request)
+
+    def _cancel(self, request_id: str) -> None:
+        if request_id in self._requests:
+            self._finish(self._requests[request_id], "cancelled")
+
+    def _finish(self, request: Request, reason: FinishReason, error: MMJaxError | None = None) -> None:
+        if self._requests.pop(request.id, None) is None:
+            return
+        if request.status is Status.RUNNING and reason != "error":
+            register_pages(self.pages, request)
+        self.scheduler.remove(request)
+        if isinstance(error, RequestError) and error.request_id is None:
+            error.request_id = request.id
+        request.handle.finish(request.output(reason, error))
+
+    def _unblock(self) -> bool:
+        """Nothing could be scheduled and nothing will change: somebody has to go, with a reason."""
+        stuck = [*self.scheduler.running, *self.scheduler.waiting, *self.scheduler.embedding]
+        if not stuck:
+            return False
+        request = min(stuck, key=lambda r: r.arrival)
+        pages, rows = self.pages.stats(), self.items.cache.stats()
+        self._finish(
+            request,
+            "error",
+            EngineError(
+                f"request {request.id} can't go on: {request.computed} of {request.prefill_end} positions are done, "
+                f"{pages.free + pages.cached} of {pages.num_blocks} pages are free, "
+                f"{rows.in_use_bytes} of {rows.max_bytes} row bytes are in use"
+            ),
+        )
+        return True
+
+    def _fail_all(self, error: MMJaxError, reason: FinishReason = "error") -> None:
+        self._pending.clear()
+        for request in list(self._requests.values()):
+            self._finish(request, reason, error if reason == "error" else None)
+
+    def _recover(self, error: DeviceError) -> None:
+        """After a device error: new arrays, empty caches, everybody starts again; twice in a row is once too often."""
+        logger.error("device error, starting over: %s", error)
+        self._fruitless_recoveries += 1
+        self._pending.clear()
+        for request in self._requests.values():
+            request.in_flight = 0
+        if self._fruitless_recoveries > 1:
+            self._fail_all(error)
+        for request in list(self.scheduler.running)[::-1]:
+            self.scheduler.preempt(request)
+        self.items.reset()
+        self.pages.clear()
+        self.encoder.allocate()
+        if self.text is not None:
+            self.text.allocate()
+
+
+def _settle(future: Future, function: Callable[[], Any]) -> None:
+    try:
+        future.set_result(function())
+    except Exception as error:
+        future.set_exception(error)

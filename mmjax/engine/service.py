@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running engine as `LLM` sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+from mmjax.config import EngineConfig, MultimodalConfig
+from mmjax.encoder.buckets import BucketLadder
+from mmjax.encoder.budgets import EncoderBudgets
+from mmjax.encoder.scheduler import EncoderSchedulingPolicy, MultimodalItemScheduler
+from mmjax.engine.engine import Engine
+from mmjax.engine.pages import PageAllocator
+from mmjax.engine.request import Request
+from mmjax.engine.scheduler import Scheduler
+from mmjax.engine.trace import StepTrace
+from mmjax.errors import PromptTooLongError
+from mmjax.inputs.process import patches_again
+
+
+class Service:
+    """An engine over a pair of runners. Several may follow each other over the same runners, with other host limits.
+
+    Args:
+      text: runner of the language model, None for an engine that only encodes.
+      encoder: runner of the tower.
+      config: resolved; `block_limit` and `chunk_tokens` are the limits of this engine.
+      num_blocks: KV pages of the device.
+      machine: what the runners came from, for statistics.
+    """
+
+    def __init__(
+        self,
+        text: Any,
+        encoder: Any,
+        config: EngineConfig,
+        multimodal: MultimodalConfig,
+        budgets: EncoderBudgets,
+        num_blocks: int,
+        media: Executor,
+        *,
+        machine: Any = None,
+        trace: StepTrace | None = None,
+    ):
+        self.machine = machine
+        self.config, self.multimodal, self.budgets = config, multimodal, budgets
+        blocks = min(num_blocks, config.block_limit or num_blocks)
+        self.pages = PageAllocator(blocks, config.tokens_per_block)
+        policy = EncoderSchedulingPolicy(multimodal.encoder_scheduling_policy)
+        self.items = MultimodalItemScheduler(budgets, BucketLadder(encoder.buckets), policy)
+        self.scheduler = Scheduler(
+            config, self.pages, self.items, encoder_cap_while_decoding=multimodal.encoder_tokens_while_decoding
+        )
+        self.engine = Engine(
+            self.scheduler,
+            text,
+            encoder,
+            media,
+            partial(patches_again, processor=encoder.processor),
+            overlap=not config.disable_overlap_scheduler,
+            trace=trace,
+        )
+        self.max_seq_len = min(config.max_seq_len, blocks * config.tokens_per_block)
+
+    @property
+    def tokens_per_block(self) -> int | None:
+        """Size of the pages that prompts may share; None if they share none."""
+        return self.config.tokens_per_block if self.config.enable_block_reuse else None
+
+    def check_prompt(self, num_tokens: int, *, embed_only: bool) -> None:
+        """Refuses a prompt that no step could hold."""
+        if not embed_only and not self.config.enable_chunked_prefill and num_tokens > self.config.chunk_tokens:
+            raise PromptTooLongError(
+                f"the prompt has {num_tokens} tokens, a step holds {self.config.chunk_tokens}; "
+                "allow enable_chunked_prefill or raise max_num_tokens"
+            )
+
+    def start(self) -> Service:
+        self.engine.start()
+        return self
+
+    def submit(self, request: Request) -> None:
+        self.engine.submit(request)
+
+    def cancel(self, request_id: str) -> None:
+        self.engine.cancel(request_id)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return self.engine.call(function)
+
+    def close(self) -> None:
+        self.engine.close()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what callers write (messages, prompts, media) to prepared prompts, in their thread and the media threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mmjax.config import MultimodalConfig
+from mmjax.errors import RequestError
+from mmjax.inputs.chat import ChatRenderer, load_chat_template
+from mmjax.inputs.content_parts import MediaPart
+from mmjax.inputs.embeddings import accept_embeddings
+from mmjax.inputs.hashing import item_digest
+from mmjax.inputs.items import Modality
+from mmjax.inputs.prepare import prepare_prompt
+from mmjax.inputs.process import media_item, planned_item
+from mmjax.inputs.prompt import ItemInput, PreparedPrompt
+from mmjax.inputs.prompt_forms import compact_prompt
+from mmjax.inputs.tokenise import GuardedTokenizer
+from mmjax.loading import Model
+from mmjax.media import MediaOptions, open_media
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What a caller may say about the inputs of one request; see `mmjax.LLM.submit`."""
+
+    cache_salt: str | None = None
+    multi_modal_uuids: Mapping[str, Sequence[str | None]] | None = None
+    multi_modal_embeddings: Mapping[str, Sequence[Any]] | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = None
+    truncate: str | None = None
+
+
+class Frontend:
+    """Prepares prompts for one model. Methods may run in any thread but the media threads, which they wait for."""
+
+    def __init__(self, model: Model, config: MultimodalConfig, media: Executor):
+        self.model, self.config = model, config
+        self._media = media
+        self._options = MediaOptions(
+            image_background=config.image_background,
+            max_image_pixels=config.max_image_pixels,
+            allowed_local_media=config.allowed_local_media,
+            allow_private_hosts=config.allow_private_hosts,
+        )
+        self._renderer: ChatRenderer | None = None
+        self._tokenizer = GuardedTokenizer(model.tokenizer, model.processor.never_sampled)
+
+    # ---- prompts --------------------------------------------------------------------------------------------------
+
+    def chat(
+        self, messages: Messages, options: InputOptions, *, limit: int | None, pixels: bool = True
+    ) -> PreparedPrompt:
+        """A conversation through the checkpoint's chat template; without `pixels` only planned, for counts.
+
+        Raises RequestError and its kinds for whatever is wrong with it, before any device work.
+        """
+        prompt = self._chat_renderer().encode(messages)
+        parts = self._with_request_values(prompt.media, options)
+        items = self._items(parts, options, pixels)
+        return self._prepare(prompt.token_ids, items, options, limit)
+
+    def prompt(
+        self,
+        prompt: str | Sequence[int],
+        multi_modal_data: Mapping[str, Any] | None,
+        options: InputOptions,
+        *,
+        limit: int | None,
+    ) -> PreparedPrompt:
+        """A prompt that the caller owns whole: text whose special tokens count, or token ids, compact or expanded."""
+        parts = self._with_request_values(data_parts(multi_modal_data), options)
+        items = self._items(parts, options, pixels=True)
+        by_modality: dict[Modality, list[ItemInput]] = {}
+        for item in items:
+            by_modality.setdefault(item.plan.modality, []).append(item)
+        ids = self._tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+        plans = {modality: [item.plan for item in group] for modality, group in by_modality.items()}
+        compact, order = compact_prompt(ids, plans, self.model.processor)
+        ordered = [by_modality[modality][index] for modality, index in order]
+        return self._prepare(compact, ordered, options, limit)
+
+    def images(self, images: Sequence[Any], options: InputOptions) -> PreparedPrompt:
+        """Items alone, for `LLM.encode`: a prompt of nothing but their spans."""
+        parts = [value if isinstance(value, MediaPart) else MediaPart(Modality.IMAGE, value) for value in images]
+        items = self._items(parts, options, pixels=True)
+        ids = np.asarray([self.model.processor.placeholder_id[item.plan.modality] for item in items], np.int32)
+        return self._prepare(ids, items, options, limit=None)
+
+    def _prepare(
+        self, ids: np.ndarray, items: Sequence[ItemInput], options: InputOptions, limit: int | None
+    ) -> PreparedPrompt:
+        if len(ids) == 0:
+            raise RequestError("the prompt is empty")
+        vocab_size = self.model.cfg.vocab_size
+        guarded = set(self.model.processor.placeholder_id.values())
+        outside = [int(token) for token in ids if not 0 <= token < vocab_size and int(token) not in guarded]
+        if outside:
+            raise RequestError(f"token id {outside[0]} lies outside the vocabulary of {vocab_size}")
+        return prepare_prompt(
+            ids,
+            items,
+            self.model.processor,
+            vocab_size=vocab_size,
+            salt=options.cache_salt,
+            limit=limit,
+            truncate=options.truncate,
+        )
+
+    def _chat_renderer(self) -> ChatRenderer:
+        if self._renderer is None:
+            self._renderer = ChatRenderer(
+                self.model.tokenizer,
+                self.model.processor.placeholder_text,
+                self.model.processor.never_sampled,
+                load_chat_template(self.model.path),
+            )
+        return self._renderer
+
+    # ---- items ----------------------------------------------------------------------------------------------------
+
+    def _with_request_values(self, parts: Sequence[MediaPart], options: InputOptions) -> list[MediaPart]:
+        """Checks the number of items, and gives each the names that the request has for it."""
+        limits = self.config.limit_mm_per_prompt or {}
+        by_modality: dict[Modality, list[int]] = {}
+        for index, part in enumerate(parts):
+            by_modality.setdefault(part.modality, []).append(index)
+        named = list(parts)
+        for modality, indices in by_modality.items():
+            limit = limits.get(modality.value)
+            if limit is not None and len(indices) > limit:
+                raise RequestError(f"{len(indices)} {modality} items; limit_mm_per_prompt allows {limit}")
+        for name, uuids in (options.multi_modal_uuids or {}).items():
+            indices = by_modality.get(_modality(name), [])
+            if len(uuids) != len(indices):
+                raise RequestError(f"multi_modal_uuids has {len(uuids)} names for {len(indices)} {name} items")
+            for index, uuid in zip(indices, uuids, strict=True):
+                named[index] = replace(named[index], uuid=uuid)
+        return named
+
+    def _items(self, parts: Sequence[MediaPart], options: InputOptions, pixels: bool) -> list[ItemInput]:
+        """Opens, decodes and cuts all items in the media threads; the first failure in order is raised."""
+        supplied = {_modality(name): iter(values) for name, values in (options.multi_modal_embeddings or {}).items()}
+        futures = []
+        for index, part in enumerate(parts):
+            embedding = next(supplied.get(part.modality, iter(())), None)
+            futures.append(self._media.submit(self._item, index, part, options, pixels, embedding))
+        return [future.result() for future in futures]
+
+    def _item(self, index: int, part: MediaPart, options: InputOptions, pixels: bool, embedding: Any) -> ItemInput:
+        processor = self.model.processor
+        processor_options = {**(options.mm_processor_kwargs or {}), **part.options}
+        if self.config.disable_mm_encoder and embedding is None:
+            raise RequestError("this engine runs without an encoder (disable_mm_encoder): text only", item=index)
+        if part.source is None:
+            raise RequestError(f"the {part.modality} part holds no {part.modality}", item=index)
+        source = open_media(part.modality, part.source, self._options, index)
+        if not pixels:
+            return planned_item(source, processor, processor_options, uuid=part.uuid)
+        if embedding is None:
+            return media_item(source, processor, processor_options, uuid=part.uuid, salt=options.cache_salt)
+        planned = planned_item(source, processor, processor_options, uuid=part.uuid)
+        rows = accept_embeddings(embedding, self.model.cfg.row_width, planned.plan.rows, index)
+        return replace(planned, embedding=rows, digest=item_digest(rows, part.uuid, options.cache_salt))
+
+
+def data_parts(multi_modal_data: Mapping[str, Any] | None) -> list[MediaPart]:
+    """`multi_modal_data` as parts: each modality's value is one item or a list of items."""
+    parts = []
+    for name, values in (multi_modal_data or {}).items():
+        modality = _modality(name)
+        values = values if isinstance(values, list) else [values]
+        parts += [MediaPart(modality, value) for value in values]
+    return parts
+
+
+def _modality(name: str) -> Modality:
+    try:
+        return Modality(name)
+    except ValueError:
+        raise RequestError(f"unknown modality {name!r}; known are {', '.join(Modality)}") from None

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LLM`: load a checkpoint, ask about pictures and clips, get answers, embeddings, counts and explanations."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmjax.config import EngineConfig, MultimodalConfig
+from mmjax.engine.detokenizer import Detokenizer
+from mmjax.engine.handle import Handle
+from mmjax.engine.request import Request
+from mmjax.engine.stop import StopChecker
+from mmjax.errors import ConfigError, EngineError, PromptTooLongError, RequestError
+from mmjax.frontend import Frontend, InputOptions, Messages
+from mmjax.inputs.explain import SpanTable, explain_prompt
+from mmjax.inputs.prompt import PreparedPrompt
+from mmjax.inputs.usage import Usage
+from mmjax.loading import device_for, load_params, open_model
+from mmjax.outputs import Delta, RequestOutput
+from mmjax.reference.engine import ReferenceEngine
+from mmjax.sampling_params import SamplingParams
+from mmjax.startup import start_engine
+from mmjax.stats import Stats, collect_stats
+
+_INPUT_OPTIONS = frozenset(InputOptions.__dataclass_fields__)
+
+
+class LLM:
+    """A multimodal language model, ready to answer.
+
+    Args:
+      model: directory of a Hugging Face checkpoint, or of one that `mmjax convert` wrote.
+      dtype: "float32" or "bfloat16"; None takes the checkpoint's on a GPU and float32 on a CPU.
+      engine: knobs of tokens, sequences and KV pages.
+      multimodal: knobs of items, their budgets and their cache.
+      reference: the slow judge: one request at a time, float32, plain masks, no cache, no kernels.
+      progress: progress bars for loading and compiling.
+      device: "cpu" or "gpu"; None takes the first GPU, else the CPU.
+
+    Methods may be called from any thread. A single call raises RequestError when its request is at fault; in a call
+    with a list, such a request gives an output with `finish_reason == "error"` and the others finish.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str | None = None,
+        engine: EngineConfig | None = None,
+        multimodal: MultimodalConfig | None = None,
+        reference: bool = False,
+        progress: bool = True,
+        device: str | None = None,
+    ):
+        if reference and dtype not in (None, "float32"):
+            raise ConfigError(f"the reference computes in float32, got dtype={dtype!r}")
+        self.engine_config, self.multimodal = engine or EngineConfig(), multimodal or MultimodalConfig()
+        self.device = device_for(device)
+        self.model = open_model(model, dtype="float32" if reference else dtype, device=self.device)
+        self._media = ThreadPoolExecutor(self.multimodal.media_threads, thread_name_prefix="mmjax-media")
+        self.frontend = Frontend(self.model, self.multimodal, self._media)
+        params = load_params(self.model, device=self.device, progress=progress)
+        self.running = start_engine(
+            self.model,
+            params,
+            self.engine_config,
+            self.multimodal,
+            media=self._media,
+            device=self.device,
+            reference=reference,
+            progress=progress,
+        )
+        self._ids = itertools.count()
+        self._closed = False
+
+    @classmethod
+    def demo(cls, **options: Any) -> LLM:
+        """The small model that ships with mmjax: it answers questions about drawn scenes; see `mmjax.demo`."""
+        from mmjax.demo import checkpoint_path
+
+        return cls(checkpoint_path(), **options)
+
+    # ---- answers --------------------------------------------------------------------------------------------------
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Answers a conversation, or each of a list of conversations, in order.
+
+        Args:
+          messages: dicts with role and content, as OpenAI's and Hugging Face's APIs have them.
+          params: one for all, or one for each.
+          options: `cache_salt`, `multi_modal_uuids`, `multi_modal_embeddings`, `mm_processor_kwargs`, `truncate`; one
+            for all, or a list with one for each.
+        """
+        if _is_conversation(messages):
+            return self.submit(messages, params, **options).result()
+        every = _each(options, len(messages))
+        parameters = _params_each(params, len(messages))
+        handles = [
+            self._try(self.submit, conversation, one, **own)
+            for conversation, one, own in zip(messages, parameters, every, strict=True)
+        ]
+        return [_output(handle) for handle in handles]
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Any],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        multi_modal_data: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        **options: Any,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Continues a prompt that the caller owns whole, or each of a list of prompts.
+
+        Args:
+          prompt: text whose special tokens count, or token ids with one placeholder an item or with whole spans.
+          multi_modal_data: {"image": [...], "video": [...]}, in the order of their placeholders.
+        """
+        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int | np.integer)):
+            return self._submit_prompt(prompt, params, multi_modal_data, **options).result()
+        data = multi_modal_data if isinstance(multi_modal_data, Sequence) else [multi_modal_data] * len(prompt)
+        if len(data) != len(prompt):
+            raise RequestError(f"{len(data)} entries of multi_modal_data for {len(prompt)} prompts")
+        every = _each(options, len(prompt))
+        parameters = _params_each(params, len(prompt))
+        handles = [
+            self._try(self._submit_prompt, one, own_params, own_data, **own)
+            for one, own_params, own_data, own in zip(prompt, parameters, data, every, strict=True)
+        ]
+        return [_output(handle) for handle in handles]
+
+    def stream(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Iterator[Delta]:
+        """The answer piece by piece. Raises the request's error where it happens; closing it cancels the request."""
+        return self.submit(messages, params, **options).stream()
+
+    def submit(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Handle:
+        """Queues a conversation and returns its handle at once after its media are decoded."""
+        handle = self._handle()
+        inputs = _input_options(options)
+        limit = self._prompt_limit()
+        return self._start(handle, lambda: self.frontend.chat(messages, inputs, limit=limit), params)
+
+    def _submit_prompt(self, prompt: Any, params: SamplingParams | None, data: Any, **options: Any) -> Handle:
+        handle = self._handle()
+        inputs = _input_options(options)
+        limit = self._prompt_limit()
+        return self._start(handle, lambda: self.frontend.prompt(prompt, data, inputs, limit=limit), params)
+
+    async def achat(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> RequestOutput:
+        """`chat` of one conversation for coroutines; cancelling the task cancels the request."""
+        handle = await asyncio.to_thread(self.submit, messages, params, **options)
+        try:
+            return await asyncio.to_thread(handle.result)
+        except asyncio.CancelledError:
+            handle.cancel()
+            raise
+
+    async def astream(
+        self, messages: Messages, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[Delta]:
+        """`stream` for coroutines."""
+        handle = await asyncio.to_thread(self.submit, messages, params, **options)
+        loop, parts = asyncio.get_running_loop(), asyncio.Queue()
+        handle.subscribe(lambda part: loop.call_soon_threadsafe(parts.put_nowait, part))
+        try:
+            while True:
+                part = await parts.get()
+                if isinstance(part, RequestOutput):
+                    if part.error is not None:
+                        raise part.error
+                    return
+                yield part
+        finally:
+            handle.cancel()
+
+    # ---- embeddings, counts, explanations -------------------------------------------------------------------------
+
+    def encode(self, images: Sequence[Any], **options: Any) -> list[np.ndarray]:
+        """Embedding rows of each image: float32 [rows, E * (1 + deepstack levels)], through scheduler and cache.
+
+        Args:
+          images: paths, URLs, bytes, PIL images or uint8 arrays; a `MediaPart` for a clip.
+        """
+        if len(images) == 0:
+            return []
+        handle = self._handle()
+        inputs = _input_options(options)
+        prompt = self.frontend.images(images, inputs)
+        request = self._request(handle, prompt, SamplingParams(max_tokens=1), embed_only=True)
+        self.running.submit(request)
+        handle.result()
+        return request.rows
+
+    def count_tokens(self, messages: Messages, **options: Any) -> Usage:
+        """Exact prompt tokens by kind, without decoding pixels or running the model."""
+        return self.frontend.chat(messages, _input_options(options), limit=None, pixels=False).usage
+
+    def explain(self, messages: Messages, **options: Any) -> SpanTable:
+        """A table of the conversation's items: positions, rows, grid, hash. Prints as text, renders in notebooks."""
+        return explain_prompt(self.frontend.chat(messages, _input_options(options), limit=None))
+
+    # ---- state ----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """Budgets, pools, cache hits, compiles since start-up, pages, step times. The reference has none."""
+        if isinstance(self.running, ReferenceEngine):
+            raise EngineError("the reference keeps no statistics")
+        return collect_stats(self.running, self.model.cfg, self.device)
+
+    def close(self) -> None:
+        """Cancels what is running and lets go of the device's arrays. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self.running.close()
+            self._media.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def _prompt_limit(self) -> int:
+        return self.running.max_seq_len - 1
+
+    def _handle(self) -> Handle:
+        if self._closed:
+            raise EngineError("this LLM was closed")
+        return Handle(f"r{next(self._ids)}", self.running.cancel)
+
+    def _start(self, handle: Handle, prepare: Any, params: SamplingParams | None) -> Handle:
+        if self.multimodal.mm_encoder_only:
+            raise EngineError("this engine only encodes (mm_encoder_only): use LLM.encode")
+        try:
+            prompt = prepare()
+            request = self._request(handle, prompt, params or SamplingParams())
+        except RequestError as error:
+            error.request_id = error.request_id or handle.request_id
+            raise
+        self.running.submit(request)
+        return handle
+
+    def _request(
+        self, handle: Handle, prompt: PreparedPrompt, params: SamplingParams, *, embed_only: bool = False
+    ) -> Request:
+        room = self.running.max_seq_len - len(prompt.token_ids)
+        if not embed_only and room < 1:
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt.token_ids)} tokens, max_seq_len is {self.running.max_seq_len}"
+            )
+        room = max(room, 1)
+        self.running.check_prompt(len(prompt.token_ids), embed_only=embed_only)
+        reuse = self.running.tokens_per_block if prompt.reusable and not embed_only else None
+        return Request(
+            id=handle.request_id,
+            prompt=prompt,
+            params=params,
+            handle=handle,
+            checker=StopChecker(params, Detokenizer(self.model.tokenizer), self.model.eos_token_ids, room),
+            max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            eos_token_ids=self.model.eos_token_ids,
+            key_tokens=prompt.key_tokens() if reuse else [],
+            block_keys=prompt.block_keys(reuse) if reuse else [],
+            embed_only=embed_only,
+        )
+
+    def _try(self, submit: Any, *arguments: Any, **options: Any) -> Handle:
+        """A handle in any case: what can't be submitted gets one that has failed already."""
+        try:
+            return submit(*arguments, **options)
+        except RequestError as error:
+            handle = Handle(error.request_id or f"r{next(self._ids)}", lambda _: None)
+            handle.finish(
+                RequestOutput(
+                    request_id=handle.request_id,
+                    text="",
+                    token_ids=[],
+                    prompt_token_ids=[],
+                    finish_reason="error",
+                    error=error,
+                )
+            )
+            return handle
+
+
+def _is_conversation(messages: Any) -> bool:
+    """Whether this is one conversation (a list of messages) and not a list of conversations."""
+    return len(messages) > 0 and isinstance(messages[0], Mapping)
+
+
+def _output(handle: Handle) -> RequestOutput:
+    """The output of one request of a list; only errors that are the request's own stay inside it."""
+    output = handle.wait()
+    if output.error is not None and not isinstance(output.error, RequestError):
+        raise output.error
+    return output
+
+
+def _input_options(options: Mapping[str, Any]) -> InputOptions:
+    unknown = sorted(set(options) - _INPUT_OPTIONS)
+    if unknown:
+        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(_INPUT_OPTIONS))}")
+    return InputOptions(**options)
+
+
+def _each(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Options of each request: a list gives one to each, anything else goes to all."""
+    for name, value in options.items():
+        if isinstance(value, list) and len(value) != count:
+            raise RequestError(f"{name} has {len(value)} entries for {count} requests")
+    return [
+        {name: value[index] if isinstance(value, list) else value for name, value in options.items()}
+        for index in range(count)
+    ]
+
+
+def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling params for {count} requests")
+    return list(params)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slow judge: requests one after another, everything computed anew for every token."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mmjax.engine.request import Request
+from mmjax.errors import EngineError, MMJaxError
+from mmjax.inputs.items import ProcessedItem
+from mmjax.loading import Model
+from mmjax.outputs import TokenLogprobs
+from mmjax.reference.runner import ReferenceRunner
+
+
+class ReferenceEngine:
+    """Same interface as `mmjax.engine.service.Service`, without batches, chunks, pages and caches."""
+
+    tokens_per_block = None
+
+    def __init__(self, model: Model, params: dict, *, device: jax.Device, max_seq_len: int | None = None):
+        self.runner = ReferenceRunner(
+            model.family,
+            model.cfg,
+            params,
+            model.processor,
+            device=device,
+            banned_ids=model.processor.never_sampled,
+        )
+        self.max_seq_len = max_seq_len or model.cfg.max_position_embeddings
+        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._cancelled: set[str] = set()
+        self._thread = threading.Thread(target=self._loop, name="mmjax-reference", daemon=True)
+
+    def start(self) -> ReferenceEngine:
+        self._thread.start()
+        return self
+
+    def check_prompt(self, num_tokens: int, *, embed_only: bool) -> None:
+        """Nothing to refuse: there are no steps to fit into."""
+
+    def submit(self, request: Request) -> None:
+        self._inbox.put(request)
+
+    def cancel(self, request_id: str) -> None:
+        self._cancelled.add(request_id)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while (request := self._inbox.get()) is not None:
+            try:
+                self._run(request)
+            except MMJaxError as error:
+                request.handle.finish(request.output("error", error))
+            except Exception as error:
+                failure = EngineError(f"the reference failed: {error!r}")
+                request.handle.finish(request.output("error", failure))
+
+    def _run(self, request: Request) -> None:
+        rows = self.item_rows(request)
+        if request.embed_only:
+            request.rows = rows
+            request.handle.finish(request.output("stop"))
+            return
+        request.note_started(0)
+        reason = None
+        while reason is None:
+            if request.id in self._cancelled:
+                reason = "cancelled"
+                break
+            logits = self.runner.logits(request.prompt, rows, request.output_ids)[-1:]
+            reason = request.accept(*self._choose(request, logits))
+        self._cancelled.discard(request.id)
+        request.handle.finish(request.output(reason))
+
+    def item_rows(self, request: Request) -> list[np.ndarray]:
+        """Rows of every item, each encoded alone, or as the caller supplied them."""
+        rows = []
+        for item in request.prompt.items:
+            if item.embedding is not None:
+                rows.append(item.embedding)
+            else:
+                rows.append(self.runner.encode(ProcessedItem(item.plan, item.patches)))
+                request.metrics.items_encoded += 1
+        request.metrics.encode = request.elapsed()
+        return rows
+
+    def _choose(self, request: Request, logits: np.ndarray) -> tuple[int, TokenLogprobs | None]:
+        sampled = self.runner.sample(logits, request.sampling_row, request.prompt.token_ids, request.output_ids)
+        token, wanted = int(sampled.tokens[0]), request.params.logprobs
+        if wanted is None:
+            return token, None
+        top = zip(sampled.top_ids[0][:wanted].tolist(), sampled.top_logprobs[0][:wanted].tolist(), strict=True)
+        return token, TokenLogprobs(token, float(sampled.logprobs[0]), dict(top))

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model to a running engine: budgets, buckets, KV pages sized from what the compiler reports, executables."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from mmjax.compilation import CompileCounter, compile_all, use_persistent_cache
+from mmjax.config import EngineConfig, MultimodalConfig, resolve_engine
+from mmjax.encoder.buckets import build_ladder
+from mmjax.encoder.budgets import EncoderBudgets, resolve_budgets
+from mmjax.encoder.runner import EncoderRunner
+from mmjax.engine.runner import ModelRunner
+from mmjax.engine.service import Service
+from mmjax.engine.trace import StepTrace
+from mmjax.errors import ConfigError
+from mmjax.loading import Model
+from mmjax.reference.engine import ReferenceEngine
+
+logger = logging.getLogger(__name__)
+
+SLACK = 0.03  # of the device's memory, for what neither the compiler nor we account for
+BLOCK_GRID = 64  # `num_blocks` is part of every signature: a coarse grid keeps the compilation cache useful
+NOMINAL_BLOCKS = 8
+CPU_KV_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The two runners, ready to serve, and what they were sized by."""
+
+    config: EngineConfig
+    budgets: EncoderBudgets
+    encoder: EncoderRunner
+    text: ModelRunner | None  # None with mm_encoder_only
+    compile_seconds: float
+    counter: CompileCounter  # compilations since everything was ready
+
+
+def start_engine(
+    model: Model,
+    params: dict,
+    engine: EngineConfig,
+    multimodal: MultimodalConfig,
+    *,
+    media: Executor,
+    device: jax.Device,
+    reference: bool,
+    progress: bool,
+) -> Service | ReferenceEngine:
+    """A running engine: the fast one, or the slow judge."""
+    if reference:
+        return ReferenceEngine(model, params, device=device, max_seq_len=engine.max_seq_len).start()
+    machine = build_machine(model, params, engine, multimodal, device=device, progress=progress)
+    return serve(machine, multimodal, media)
+
+
+def serve(
+    machine: Machine,
+    multimodal: MultimodalConfig,
+    media: Executor,
+    *,
+    config: EngineConfig | None = None,
+    budgets: EncoderBudgets | None = None,
+    trace: StepTrace | None = None,
+) -> Service:
+    """An engine over a machine; `config` and `budgets` may set other host limits within its shapes."""
+    return Service(
+        machine.text,
+        machine.encoder,
+        config or machine.config,
+        multimodal,
+        budgets or machine.budgets,
+        machine.text.layout.num_blocks if machine.text else 1,
+        media,
+        machine=machine,
+        trace=trace,
+    ).start()
+
+
+def build_machine(
+    model: Model,
+    params: dict,
+    engine: EngineConfig,
+    multimodal: MultimodalConfig,
+    *,
+    device: jax.Device,
+    progress: bool,
+) -> Machine:
+    """Sizes, compiles and allocates everything that serving needs."""
+    if engine.compilation_cache:
+        use_persistent_cache()
+    cfg = model.cfg
+    config = resolve_engine(engine, device.platform, cfg.max_position_embeddings)
+    budgets = resolve_budgets(
+        model.processor,
+        cfg,
+        max_batch_size=config.max_batch_size,
+        max_num_tokens=config.max_num_tokens,
+        readiness=multimodal.readiness,
+        encoder_batch_size=multimodal.encoder_batch_size,
+        encoder_max_num_tokens=multimodal.encoder_max_num_tokens,
+        encoder_cache_max_bytes=multimodal.encoder_cache_max_bytes,
+        text_embedding=params["text"]["embed"] if "text" in params else None,
+    )
+    encoder = EncoderRunner(
+        model.family,
+        cfg,
+        None if multimodal.disable_mm_encoder else params["vision"],
+        model.processor,
+        build_ladder(budgets, model.processor, cfg).buckets,
+        budgets.capacity_rows,
+        device=device,
+    )
+    start = time.perf_counter()
+    threads = config.compile_threads
+    text = None
+    jobs = encoder.jobs()
+    if not multimodal.mm_encoder_only:
+        banned = model.processor.never_sampled if config.mask_placeholders else ()
+        text = ModelRunner(
+            model.family,
+            cfg,
+            params["text"],
+            config,
+            device=device,
+            pool=lambda: encoder.pool,
+            pool_rows=budgets.capacity_rows,
+            banned_ids=banned,
+        )
+        text.set_num_blocks(_num_blocks(text, encoder, params, config, device, threads, progress))
+        jobs = [*text.jobs(), *jobs]
+    compile_all(jobs, threads=threads, progress=progress)
+    encoder.allocate()
+    if text is not None:
+        text.allocate()
+    seconds = time.perf_counter() - start
+    logger.info("compiled %d steps in %.1f s", len(jobs), seconds)
+    return Machine(config, budgets, encoder, text, seconds, CompileCounter().start())
+
+
+def _num_blocks(
+    text: ModelRunner,
+    encoder: EncoderRunner,
+    params: dict,
+    config: EngineConfig,
+    device: jax.Device,
+    threads: int | None,
+    progress: bool,
+) -> int:
+    """KV pages: as configured, else what the device has left, else (on a CPU) enough for a full batch within 1 GiB."""
+    per_sequence = -(-config.max_seq_len // config.tokens_per_block)
+    if config.num_blocks is not None:
+        blocks = config.num_blocks
+    elif device.platform == "cpu":
+        text.set_num_blocks(NOMINAL_BLOCKS)
+        wanted = config.max_batch_size * per_sequence
+        blocks = max(per_sequence, min(wanted, CPU_KV_BYTES // text.bytes_per_block()))
+    else:
+        blocks = _blocks_left(text, encoder, params, config, device, threads, progress)
+    if blocks < per_sequence:
+        raise ConfigError(
+            f"{blocks} KV pages of {config.tokens_per_block} tokens hold {blocks * config.tokens_per_block} tokens, "
+            f"max_seq_len is {config.max_seq_len}; lower max_seq_len or raise num_blocks"
+        )
+    return blocks
+
+
+def _blocks_left(
+    text: ModelRunner,
+    encoder: EncoderRunner,
+    params: dict,
+    config: EngineConfig,
+    device: jax.Device,
+    threads: int | None,
+    progress: bool,
+) -> int:
+    """Pages that fit beside weights, rows and the largest temporaries, which don't depend on the number of pages."""
+    limit = device.memory_stats()["bytes_limit"]
+    text.set_num_blocks(NOMINAL_BLOCKS)
+    encoder_jobs = [job for job in encoder.jobs() if job.name.startswith("encode")][:1]
+    compile_all([*text.jobs(largest_only=True), *encoder_jobs], threads=threads, progress=progress)
+    steps = {**text.executables(), **encoder.executables()}
+    temp = max(step.memory_analysis().temp_size_in_bytes for step in steps.values())
+    fixed = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    rows = encoder.pool_rows * encoder.cfg.row_width * jnp.dtype(encoder.cfg.dtype).itemsize
+    left = limit * (1 - SLACK) - fixed - rows - temp
+    blocks = int(left * config.kv_cache_free_gpu_memory_fraction) // text.bytes_per_block()
+    wanted = config.max_batch_size * -(-config.max_seq_len // config.tokens_per_block)
+    blocks = min(blocks, wanted) // BLOCK_GRID * BLOCK_GRID
+    logger.info(
+        "memory: limit %.1f GiB, weights %.1f, rows %.2f, temporaries %.2f, %d KV pages",
+        limit / 2**30, fixed / 2**30, rows / 2**30, temp / 2**30, blocks,
+    )  # fmt: skip
+    return blocks

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `llm.stats()` returns: plain numbers, a short text, a table in notebooks."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels_pallas.dispatch import choices
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A snapshot of a running engine.
+
+    Attributes:
+      device: its name; `attention`: which implementation serves each operation.
+      budgets: A to D and what follows from them.
+      items: row cache accounting, items encoded and refused, padding of encoder buckets.
+      pages: KV pages by state, prefix reuse.
+      queues: requests running, waiting and embedding; `preemptions` since the start.
+      steps: number, median and 99th percentile of their host time in milliseconds.
+      compiles: `at_start` steps in `seconds`; `since` the engine was ready, with `names`.
+    """
+
+    device: str
+    attention: dict[str, Any]
+    budgets: dict[str, Any]
+    items: dict[str, Any]
+    pages: dict[str, Any]
+    queues: dict[str, Any]
+    steps: dict[str, Any]
+    compiles: dict[str, Any]
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        cache, pages = self.items["cache"], self.pages
+        return "\n".join(
+            [
+                f"device    {self.device}; attention {', '.join(f'{k}: {v}' for k, v in self.attention.items())}",
+                f"compiled  {self.compiles['at_start']} steps in {self.compiles['seconds']:.1f} s, "
+                f"{self.compiles['since']} since",
+                f"items     {self.items.get('items_encoded', 0)} encoded, {cache['hits']} cache hits, "
+                f"{self.items['padding']['waste']:.0%} padding",
+                f"pages     {pages['in_use']} in use, {pages['cached']} cached, {pages['free']} free; "
+                f"{pages['reused_tokens']} prompt tokens reused",
+                f"steps     {self.steps['count']}, median {self.steps['median_ms']:.1f} ms",
+            ]
+        )
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        rows = [
+            f"<tr><th>{html.escape(part)}</th><th>{html.escape(str(name))}</th><td>{html.escape(str(value))}</td></tr>"
+            for part, values in asdict(self).items()
+            if isinstance(values, dict)
+            for name, value in values.items()
+        ]
+        return f"<table>{''.join(rows)}</table>"
+
+
+def collect_stats(service: Any, cfg: Any, device: Any) -> Stats:
+    """Reads a running `Service` between two steps."""
+
+    def read() -> Stats:
+        machine, scheduler, trace = service.machine, service.scheduler, service.engine.trace
+        times = np.asarray(trace.times) * 1e3 if trace.times else np.zeros(1)
+        return Stats(
+            device=device.device_kind,
+            attention=asdict(choices(device.platform, cfg.dtype, cfg.head_dim)),
+            budgets=service.budgets.as_dict(),
+            items=service.items.stats(),
+            pages=service.pages.stats()._asdict(),
+            queues={
+                "running": len(scheduler.running),
+                "waiting": len(scheduler.waiting),
+                "embedding": len(scheduler.embedding),
+                "preemptions": scheduler.preemptions,
+            },
+            steps={
+                "count": trace.steps,
+                "median_ms": float(np.median(times)),
+                "p99_ms": float(np.percentile(times, 99)),
+            },
+            compiles={
+                "at_start": len(machine.encoder.executables())
+                + len(machine.text.executables() if machine.text else ()),
+                "seconds": machine.compile_seconds,
+                "since": machine.counter.count,
+                "names": list(machine.counter.names),
+            },
+        )
+
+    return service.call(read)

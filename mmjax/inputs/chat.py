@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from mmjax.errors import CheckpointError, PlaceholderError, RequestError
-from mmjax.inputs.content_format import ContentFormat, detect_content_format, tests_for_string
+from mmjax.inputs.content_format import ContentFormat, accepts_string, detect_content_format
 from mmjax.inputs.content_parts import MediaPart, Message, media_parts, parse_messages
 from mmjax.inputs.items import Modality
 from mmjax.inputs.tokenise import GuardedTokenizer, Segment
@@ -146,7 +146,7 @@ class ChatRenderer:
     ) -> str:
         template = self._hf.get_chat_template(self._template, tools=tools)
         content_format = detect_content_format(template)
-        as_list = content_format is ContentFormat.OPENAI and not tests_for_string(template)
+        as_list = content_format is ContentFormat.OPENAI and not accepts_string(template)
         conversation = []
         for message in parsed:
             extra = {

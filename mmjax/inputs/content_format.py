@@ -35,7 +35,7 @@ def detect_content_format(template: str) -> ContentFormat:
 
 
 @lru_cache(maxsize=128)
-def tests_for_string(template: str) -> bool:
+def accepts_string(template: str) -> bool:
     """Whether the template asks if a content `is string`, so that it can be given one as well as a list."""
     tree = _parse(template)
     return tree is not None and any(
@@ -63,18 +63,18 @@ class _GenerationBlock(jinja2.ext.Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def _is_content(node: nodes.Node) -> bool:
-    """`content`, `message.content`, `message["content"]`, `message.get("content")`, each perhaps sliced or filtered."""
+def _is_content(expression: nodes.Node) -> bool:
+    """Whether an expression is built on `content`, `message.content`, `message["content"]` or `.get("content")`."""
+    return any(_names_content(node) for node in (expression, *expression.find_all(nodes.Expr)))
+
+
+def _names_content(node: nodes.Node) -> bool:
     if isinstance(node, nodes.Name):
         return node.name == "content"
     if isinstance(node, nodes.Getattr):
         return node.attr == "content"
     if isinstance(node, nodes.Getitem):
-        if isinstance(node.arg, nodes.Slice):
-            return _is_content(node.node)
         return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    if isinstance(node, nodes.Filter):
-        return node.node is not None and _is_content(node.node)
     return _is_get(node, "content")
 
 

@@ -93,14 +93,9 @@ class SpanTable:
 
 def explain_prompt(prompt: PreparedPrompt) -> SpanTable:
     """The table of a prepared prompt; planned items do."""
-    notes = list(prompt.warnings)
-    if prompt.truncation is not None:
-        cut = prompt.truncation
-        dropped = ", ".join(f"{modality} {index}" for index, modality in cut.dropped_items) or "no item"
-        notes.append(
-            f"truncated from the {cut.side}: {cut.needed_tokens} to {cut.kept_tokens} tokens, dropped {dropped}"
-        )
-    return SpanTable(tuple(_span(item, prompt.vocab_size) for item in prompt.items), prompt.usage, tuple(notes))
+    return SpanTable(
+        tuple(_span(item, prompt.vocab_size) for item in prompt.items), prompt.usage, tuple(prompt.warnings)
+    )
 
 
 def _span(item: PromptItem, vocab_size: int) -> Span:

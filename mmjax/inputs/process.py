@@ -1,63 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoded media to items: sizes planned, pixels cut to patches, content named."""
+"""Opened media to items: sizes planned, pixels cut to patches, content named. May run in any thread."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
+from mmjax.errors import RequestError
 from mmjax.inputs.hashing import ImageData, VideoData, item_digest
-from mmjax.inputs.items import Modality, VideoMetadata
-from mmjax.inputs.prompt import ItemInput
+from mmjax.inputs.items import Modality, ProcessedItem
+from mmjax.inputs.prompt import ItemInput, PromptItem
+from mmjax.media import ClipSource, ImageSource, MediaSource
 from mmjax.models.family import Processor
 
 
-def image_item(
-    rgb: UInt8[np.ndarray, "H W 3"],
+def media_item(
+    source: MediaSource,
     processor: Processor,
     options: Mapping[str, Any] | None = None,
     *,
     uuid: str | None = None,
     salt: str | None = None,
-    source: Any = None,
-    pixels: bool = True,
 ) -> ItemInput:
-    """An image as an item.
+    """Decodes an item, names its content and cuts it to patches.
 
     Args:
-      rgb: what the model is to see, after orientation and compositing.
-      options: processor options of the request; the item's key covers them with every default spelled out.
-      source: what the image can be decoded from again.
-      pixels: False plans and names the item but makes no patches.
+      options: processor options as the caller gave them; the item's key covers them with every default spelled out.
+      uuid, salt: see `item_digest`.
+
+    Raises:
+      RequestError: it can't be decoded, or the model does not take it; names the item.
     """
-    resolved = processor.resolve(Modality.IMAGE, options or {})
-    digest = item_digest(ImageData(rgb), uuid, salt)
-    if not pixels:
-        return ItemInput(processor.plan_image(rgb.shape[0], rgb.shape[1], resolved), None, digest, uuid, source)
-    processed = processor.image(rgb, resolved)
-    return ItemInput(processed.plan, processed.patches, digest, uuid, source)
+    with _naming(source.item):
+        decoded = _decode(source, processor, options or {})
+        processed = decoded.process()
+        plan = replace(processed.plan, warnings=decoded.warnings + processed.plan.warnings)
+        digest = item_digest(decoded.content, uuid, salt)
+    return ItemInput(plan, processed.patches, digest, uuid, source)
 
 
-def video_item(
-    frames: UInt8[np.ndarray, "F H W 3"],
-    metadata: VideoMetadata,
+def planned_item(
+    source: MediaSource,
     processor: Processor,
     options: Mapping[str, Any] | None = None,
     *,
     uuid: str | None = None,
-    salt: str | None = None,
-    source: Any = None,
-    source_digest: str | None = None,
-    pixels: bool = True,
 ) -> ItemInput:
-    """A clip as an item; see `image_item`. With `source_digest` the key reads that, not the frames."""
-    resolved = processor.resolve(Modality.VIDEO, options or {})
-    digest = item_digest(VideoData(frames, metadata, source_digest), uuid, salt)
-    if not pixels:
-        plan = processor.plan_video(metadata, frames.shape[1], frames.shape[2], resolved)
-        return ItemInput(plan, None, digest, uuid, source)
-    processed = processor.video(frames, metadata, resolved)
-    return ItemInput(processed.plan, processed.patches, digest, uuid, source)
+    """An item from its header alone: enough to count and explain a prompt, without a digest and without pixels."""
+    with _naming(source.item):
+        resolved = processor.resolve(_modality(source), options or {})
+        if isinstance(source, ClipSource):
+            plan = processor.plan_video(source.metadata, *source.size, resolved)
+            plan = replace(plan, warnings=source.warnings + plan.warnings)
+        else:
+            plan = processor.plan_image(*source.size, resolved)
+    return ItemInput(plan, uuid=uuid, source=source)
+
+
+def patches_again(item: PromptItem, processor: Processor) -> UInt8[np.ndarray, "P values"]:
+    """The item's patches made anew from its source, for an encoder that has to run again."""
+    with _naming(item.index):
+        return _decode(item.source, processor, item.plan.options).process().patches
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    content: ImageData | VideoData
+    process: Callable[[], ProcessedItem]
+    warnings: tuple[str, ...] = ()
+
+
+def _decode(source: MediaSource, processor: Processor, options: Mapping[str, Any]) -> _Decoded:
+    resolved = processor.resolve(_modality(source), options)
+    if isinstance(source, ClipSource):
+        clip = source.decode(lambda metadata: processor.sample_frames(metadata, resolved))
+        content = VideoData(clip.frames, clip.metadata)
+        return _Decoded(content, lambda: processor.video(clip.frames, clip.metadata, resolved), clip.warnings)
+    pixels = source.decode()
+    return _Decoded(ImageData(pixels), lambda: processor.image(pixels, resolved))
+
+
+def _modality(source: MediaSource) -> Modality:
+    if isinstance(source, ImageSource):
+        return Modality.IMAGE
+    if isinstance(source, ClipSource):
+        return Modality.VIDEO
+    raise RequestError("this model takes no audio")
+
+
+@contextmanager
+def _naming(item: int | None) -> Iterator[None]:
+    """Processors do not know which item they work on; errors of theirs get its index here."""
+    try:
+        yield
+    except RequestError as error:
+        if error.item is None:
+            error.item = item
+        raise

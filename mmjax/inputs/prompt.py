@@ -124,8 +124,9 @@ class PreparedPrompt:
 
     @property
     def warnings(self) -> list[str]:
-        """Remarks for the caller, each with its item."""
-        return [f"item {item.index}: {text}" for item in self.items for text in item.plan.warnings]
+        """Remarks for the caller: on items, and on what was dropped to fit."""
+        remarks = [f"item {item.index}: {text}" for item in self.items for text in item.plan.warnings]
+        return remarks if self.truncation is None else [*remarks, str(self.truncation)]
 
     def runtime(self, past: int, end: int) -> MultimodalRuntimeData:
         """Row accounting of the chunk [past, end)."""

@@ -33,6 +33,10 @@ class Truncation:
     kept_tokens: int
     dropped_items: tuple[tuple[int, Modality], ...]
 
+    def __str__(self) -> str:
+        dropped = ", ".join(f"{modality} {index}" for index, modality in self.dropped_items) or "no item"
+        return f"truncated from the {self.side}: {self.needed_tokens} to {self.kept_tokens} tokens, dropped {dropped}"
+
 
 def fit_prompt(
     compact_ids: Int32[np.ndarray, "S"],

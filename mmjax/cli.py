@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from mmjax.errors import MMJaxError
 
 
@@ -34,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--image", type=Path, help="a picture of yours instead of a drawn scene")
     demo.add_argument("--ask", action="append", help="a question of yours; may be repeated")
     demo.add_argument("--seed", type=int, default=None, help="which scene to draw")
-    demo.add_argument("--save", type=Path, help="where to put the drawn scene (default: a temporary folder)")
+    demo.add_argument("--save", type=Path, help="folder for the drawn pictures (default: a temporary one)")
     demo.set_defaults(run=_demo)
 
     chat = commands.add_parser("chat", help="talk with a checkpoint in the terminal")
@@ -57,41 +59,66 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from PIL import Image
-
     import mmjax
-    from mmjax.demo import demo_scene
-    from mmjax.demo.terminal import render
-    from mmjax.media.images import load_image
 
-    if arguments.image is not None:
-        path = arguments.image
-        rgb = load_image(path)
-        questions = arguments.ask or ["What is in the picture?"]
-        print(f"picture: {path}")
-    else:
-        scene = demo_scene(arguments.seed if arguments.seed is not None else int(time.time()))
-        rgb = scene.picture
-        path = arguments.save or Path(tempfile.mkdtemp(prefix="mmjax-demo-")) / "scene.png"
-        Image.fromarray(rgb).save(path)
-        questions = arguments.ask or [question for question, _ in scene.questions[:4]]
-        print(f"a drawn scene: {path}")
-    print(render(rgb))
+    seed = arguments.seed if arguments.seed is not None else int(time.time())
+    shows = [_own_picture(arguments)] if arguments.image else _drawn(seed, arguments)
+    started = time.perf_counter()
     with mmjax.LLM.demo() as llm:
-        for question in questions:
-            _answer(llm, [{"type": "image", "image": rgb}, {"type": "text", "text": question}], question)
+        print(f"model ready after {time.perf_counter() - started:.1f} s")
+        for media, questions in shows:
+            for question, truth in questions:
+                _answer(llm, [*media, {"type": "text", "text": question}], question, truth)
         print(f"\n{llm.stats().summary()}")
     return 0
 
 
-def _answer(llm, content: list[dict], question: str) -> None:
+def _own_picture(arguments: argparse.Namespace) -> tuple[list[dict], list[tuple[str, str | None]]]:
+    from mmjax.demo.terminal import render
+    from mmjax.media import ImageSource, MediaOptions
+
+    print(f"picture: {arguments.image}")
+    print(render(ImageSource.open(arguments.image, MediaOptions()).decode()))
+    questions = arguments.ask or ["What is in the picture?"]
+    return [{"type": "image", "image": str(arguments.image)}], [(question, None) for question in questions]
+
+
+def _drawn(seed: int, arguments: argparse.Namespace) -> list[tuple[list[dict], list[tuple[str, str | None]]]]:
+    """A scene, and unless the user asks something else, a pair of pictures and a clip; each saved and shown."""
+    from PIL import Image
+
+    from mmjax.demo import demo_clip, demo_pair, demo_scene
+    from mmjax.demo.terminal import render
+
+    folder = arguments.save or Path(tempfile.mkdtemp(prefix="mmjax-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    shows = []
+    for name, scene in (("scene", demo_scene(seed)), ("pair", demo_pair(seed)), ("clip", demo_clip(seed))):
+        frames = list(scene.images) if scene.video is None else list(scene.video)
+        path = folder / f"{name}.png"
+        strip = np.concatenate(frames, axis=1)
+        Image.fromarray(strip).save(path)
+        print(f"{name}: {path}\n{render(strip, max_width=72)}\n")
+        questions = [(question.text, question.answer) for question in scene.questions]
+        media = [{"type": "image", "image": image} for image in scene.images]
+        if scene.video is not None:
+            media = [{"type": "video", "video": (scene.video, {"fps": scene.fps})}]
+        if arguments.ask:
+            return [(media, [(question, None) for question in arguments.ask])]
+        shows.append((media, questions))
+    return shows
+
+
+def _answer(llm, content: list[dict], question: str, truth: str | None) -> None:
     from mmjax import SamplingParams
 
     print(f"\n> {question}\n  ", end="", flush=True)
     handle = llm.submit([{"role": "user", "content": content}], SamplingParams(max_tokens=64, temperature=0.0))
     for delta in handle.stream():
         print(delta.text, end="", flush=True)
-    print(f"\n  {describe(handle.result())}")
+    output = handle.result()
+    verdict = "" if truth is None else "   (right)" if output.text == truth else f"   (drawn was: {truth})"
+    print(f"{verdict}\n  {describe(output)}")
 
 
 def describe(output) -> str:

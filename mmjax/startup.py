@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from concurrent.futures import Executor
@@ -136,13 +137,19 @@ def build_machine(
         )
         text.set_num_blocks(_num_blocks(text, encoder, params, config, device, threads, progress))
         jobs = [*text.jobs(), *jobs]
-    compile_all(jobs, threads=threads, progress=progress)
+    with _matmul_precision(cfg.dtype):
+        compile_all(jobs, threads=threads, progress=progress)
     encoder.allocate()
     if text is not None:
         text.allocate()
     seconds = time.perf_counter() - start
     logger.info("compiled %d steps in %.1f s", len(jobs), seconds)
     return Machine(config, budgets, encoder, text, seconds, CompileCounter().start())
+
+
+def _matmul_precision(dtype: str):
+    """float32 means float32: accelerators would round the operands of its matrix products to fewer bits."""
+    return jax.default_matmul_precision("highest") if dtype == "float32" else contextlib.nullcontext()
 
 
 def _num_blocks(

@@ -45,7 +45,7 @@ class ChatPrompt:
 
 
 def load_chat_template(checkpoint: Path | str) -> str | None:
-    """The template in a checkpoint's `chat_template.json`, where older processors keep it; tokenizers miss that one."""
+    """The template in a checkpoint's `chat_template.json`: older processors keep theirs there, tokenizers miss it."""
     file = Path(checkpoint) / "chat_template.json"
     if not file.is_file():
         return None

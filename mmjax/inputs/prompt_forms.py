@@ -92,9 +92,11 @@ def _collapse(
         order.append((modality, used[modality]))
         used[modality] += 1
         end = stop
-    if any(used[modality] != len(items) for modality, items in plans.items()):
+    compact = np.concatenate([*pieces, ids[end:]]).astype(np.int32)
+    complete = all(used[modality] == len(items) for modality, items in plans.items())
+    if not complete or len(placeholder_slots(compact, processor)) != len(order):
         return None
-    return np.concatenate([*pieces, ids[end:]]).astype(np.int32), order
+    return compact, order
 
 
 def _count_error(

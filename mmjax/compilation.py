@@ -49,6 +49,12 @@ def compile_all(jobs: Iterable[Job], *, threads: int | None = None, progress: bo
             bar.update()
 
 
+def shapes_on(device: jax.Device, tree: Any) -> Any:
+    """Shapes and dtypes of a tree of arrays or shapes that will live on `device`: they decide what is compiled for."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
 def use_persistent_cache(directory: Path | None = None) -> None:
     """Keeps executables in `directory` (default: the user's cache folder) unless jax is already told where.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas.dispatch import vision_ops
-from mmjax.compilation import Job, device_errors
+from mmjax.compilation import Job, device_errors, shapes_on
 from mmjax.inputs.items import EncoderBucket, ProcessedItem
 from mmjax.models.family import Family, ModelConfig, Processor
 from mmjax.models.steps import encode_step, read_rows, write_rows
@@ -53,9 +53,15 @@ class EncoderRunner:
 
     def jobs(self) -> list[Job]:
         """Compile jobs of every bucket, largest first, and of the pool's doors."""
-        pool = jax.ShapeDtypeStruct((self.pool_rows, self.cfg.row_width), self.cfg.dtype)
-        slots = jax.ShapeDtypeStruct((COPY_ROWS,), jnp.int32)
-        rows = jax.ShapeDtypeStruct((COPY_ROWS, self.cfg.row_width), jnp.float32)
+        shape = jax.ShapeDtypeStruct
+        pool, slots, rows = shapes_on(
+            self.device,
+            (
+                shape((self.pool_rows, self.cfg.row_width), self.cfg.dtype),
+                shape((COPY_ROWS,), jnp.int32),
+                shape((COPY_ROWS, self.cfg.row_width), jnp.float32),
+            ),
+        )
         jobs = [
             Job("read rows", jax.jit(read_rows), (pool, slots), partial(self._copies.__setitem__, "read")),
             Job(
@@ -71,10 +77,11 @@ class EncoderRunner:
             partial(encode_step, self.family, self.cfg, vision_ops(self.device.platform)),
             donate_argnums=2,
         )
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self.params, self._table))
+        params, table = shapes_on(self.device, (self.params, self._table))
         for bucket in reversed(self.buckets):
             inputs = self.family.vision_inputs(self.cfg, bucket)
-            arguments = (*shapes, pool, inputs, jax.ShapeDtypeStruct((bucket.rows,), jnp.int32))
+            inputs, row_slots = shapes_on(self.device, (inputs, shape((bucket.rows,), jnp.int32)))
+            arguments = (params, table, pool, inputs, row_slots)
             name = f"encode {bucket.key.total_tokens}"
             jobs.append(Job(name, encode, arguments, partial(self._encode.__setitem__, bucket)))
         return jobs

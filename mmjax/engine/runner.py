@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas.dispatch import PagedDecode, PagedPrefill, decode_attention, prefill_attention
-from mmjax.compilation import Job, device_errors
+from mmjax.compilation import Job, device_errors, shapes_on
 from mmjax.config import EngineConfig, decode_ladder, prefill_ladder, smallest_fit
 from mmjax.engine.batch import Chunk, Layout, RowSlots, decode_arrays, prefill_arrays
 from mmjax.engine.request import Request
@@ -110,20 +110,21 @@ class ModelRunner:
         decode = jax.jit(
             partial(decode_step, self.family, self.cfg, decode_attention(self.device.platform)), donate_argnums=2
         )
-        state = jax.eval_shape(self._fresh_state)
-        pool = jax.ShapeDtypeStruct((self._pool_rows, self.cfg.row_width), self.cfg.dtype)
-        params, banned = _shapes(self.params), _shapes(self._banned)
+        on_device = partial(shapes_on, self.device)
+        state = on_device(jax.eval_shape(self._fresh_state))
+        pool = on_device(jax.ShapeDtypeStruct((self._pool_rows, self.cfg.row_width), self.cfg.dtype))
+        params, banned = on_device(self.params), on_device(self._banned)
         jobs = []
         for size in reversed(self._prefill_sizes):
-            arguments = (params, pool, banned, state, _shapes(self._prefill_inputs([], size, None)))
+            arguments = (params, pool, banned, state, on_device(self._prefill_inputs([], size, None)))
             jobs.append(Job(f"prefill {size}", prefill, arguments, partial(self._prefill.__setitem__, size)))
         for size in reversed(self._decode_sizes):
-            arguments = (params, banned, state, _shapes(self._decode_inputs([], size)))
+            arguments = (params, banned, state, on_device(self._decode_inputs([], size)))
             jobs.append(Job(f"decode {size}", decode, arguments, partial(self._decode.__setitem__, size)))
         if largest_only:
             return [jobs[0], jobs[len(self._prefill_sizes)]]
-        scalar = jax.ShapeDtypeStruct((), jnp.int32)
-        tokens = jax.ShapeDtypeStruct((self.config.max_seq_len,), jnp.int32)
+        scalar = on_device(jax.ShapeDtypeStruct((), jnp.int32))
+        tokens = on_device(jax.ShapeDtypeStruct((self.config.max_seq_len,), jnp.int32))
         remember = jax.jit(remember_tokens, donate_argnums=0)
         jobs.append(Job("remember", remember, (state, scalar, tokens, scalar, scalar), self._keep_remember))
         return jobs
@@ -198,10 +199,6 @@ class ModelRunner:
     def _sampling(self, requests: Sequence[Request], size: int) -> SamplingInputs:
         rows = [request.sampling_row for request in requests]
         return SamplingInputs(**sampling_arrays(rows, size, self.cfg.vocab_size))
-
-
-def _shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def _result(done: Sequence[tuple[int, Request]], sampled: Any) -> StepResult:

@@ -58,12 +58,13 @@ class AnimationReader:
         return frames, indices, None
 
     def _rate(self, image: Image.Image) -> float | None:
-        milliseconds = 0.0
+        milliseconds, frames = 0.0, 0
         for index in range(self.total):
             try:
                 image.seek(index)
                 image.load()  # WebP tells a frame's duration only then
             except Exception:
-                return None  # `read` will end here too
+                break  # `read` will end here too
             milliseconds += image.info.get("duration", 0)
-        return 1000 * self.total / milliseconds if milliseconds > 0 else None
+            frames += 1
+        return 1000 * frames / milliseconds if milliseconds > 0 else None

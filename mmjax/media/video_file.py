@@ -57,9 +57,9 @@ class VideoFileReader:
             raise MediaError(f"the video can't be decoded: {error.strerror}", item=self._item) from error
 
     def _stream(self, container: Any) -> Any:
-        if not container.streams.video:
-            raise MediaError("the file has no video track", item=self._item)
-        stream = container.streams.video[0]
+        stream = next(iter(container.streams.video), None)
+        if stream is None or stream.codec_context is None:
+            raise MediaError("the file has no video track that can be decoded", item=self._item)
         stream.thread_type = "AUTO"
         return stream
 

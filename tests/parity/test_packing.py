@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim: packed tables name the same segments, windows and positions as transformers' vision utilities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pixels_kit import QWEN25, Config, Vision, noise, processor
+from transformers import vision_utils
+
+from mmjax.errors import EngineError
+from mmjax.inputs.items import EncoderBucket, EncoderGraphKey, Modality, VideoMetadata
+from mmjax.models.qwen_shared.packing import window_table
+from mmjax.models.qwen_shared.sizes import count_windows, fewest_blocks, most_blocks, smart_resize
+
+
+def bucket(items, tokens: int = 0, contexts: int = 0, windows: int = 0) -> EncoderBucket:
+    """The smallest bucket for `items`, with room for some more."""
+    tokens += sum(item.plan.encoder_tokens for item in items)
+    contexts += sum(len(item.plan.contexts) for item in items)
+    windows += sum(item.plan.windows for item in items)
+    return EncoderBucket(EncoderGraphKey(tokens, contexts), windows, tokens // 4)
+
+
+@pytest.fixture
+def items(tmp_path):
+    """Two pictures and a clip whose grids windows do not divide, and their processor."""
+    mine = processor(tmp_path, QWEN25)
+    clip = VideoMetadata(3, 10.0, (0, 1, 2))
+    options = {"min_pixels": 784}
+    return mine, [
+        mine.image(noise(0, 140, 250, 3), options),
+        mine.video(noise(1, 3, 56, 170, 3), clip, options),
+        mine.image(noise(2, 28, 28, 3), options),
+    ]
+
+
+def test_tables_equal_the_reference(items):
+    mine, batch = items
+    packed = mine.pack(batch, bucket(batch, 8, 2, 3))
+    grids = torch.tensor([item.plan.grid for item in batch])
+    order, offsets = vision_utils.get_vision_window_index(grids, 2, 112, 14)
+    blocks = np.split(order.numpy(), torch.unique_consecutive(offsets).numpy()[1:-1] // 4)
+    expected = [np.sort((block[:, None] * 4 + np.arange(4)).ravel()).tolist() for block in blocks]
+    total = packed.patches.shape[0]
+    found = [row[row < total].tolist() for row in packed.window_index]
+    assert found == [*expected, [], [], []]
+
+    segments = vision_utils.get_vision_cu_seqlens(grids).tolist()
+    assert packed.cu_seqlens.tolist() == [*segments, segments[-1], segments[-1]]
+    assert packed.num_patches == segments[-1]
+    np.testing.assert_array_equal(packed.patches[: segments[-1]], np.concatenate([item.patches for item in batch]))
+
+
+def test_positions_equal_the_reference(items):
+    mine, batch = items
+    packed = mine.pack(batch, bucket(batch))
+    grids = torch.tensor([item.plan.grid for item in batch])
+    expected = vision_utils.get_vision_position_ids(grids, 2).numpy()
+    np.testing.assert_array_equal(packed.positions, expected)
+
+
+def test_padding_never_carries_old_values(items):
+    mine, batch = items
+    room = bucket(batch, 16, 1, 2)
+    full, part = mine.pack(batch, room), mine.pack(batch[:1], room)
+    real = batch[0].plan.encoder_tokens
+    np.testing.assert_array_equal(part.patches[:real], full.patches[:real])
+    assert not part.patches[real:].any()
+    assert not part.positions[real:].any()
+    assert (part.window_index[batch[0].plan.windows :] == len(part.patches)).all()
+
+
+@pytest.mark.parametrize(
+    ("short", "message"), [((-1, 0, 0), "patches"), ((0, -1, 0), "contexts"), ((0, 0, -1), "window rows")]
+)
+def test_a_bucket_that_is_too_small_is_named(items, short, message):
+    mine, batch = items
+    with pytest.raises(EngineError, match=f"3 items need .* {message}; the encoder bucket holds"):
+        mine.pack(batch, bucket(batch, *short))
+
+
+def test_towers_without_windows_get_an_empty_table(tmp_path):
+    mine = processor(tmp_path, Config(Vision()))
+    item = mine.image(noise(0, 60, 60, 3), {})
+    assert item.plan.windows == mine.worst_windows(1000) == 0
+    assert mine.pack([item], bucket([item])).window_index.shape == (0, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 13), columns=st.integers(1, 13), side=st.integers(1, 5))
+def test_windows_hold_every_patch_once(rows, columns, side):
+    table = window_table(2 * rows, 2 * columns, 2, side)
+    assert len(table) == count_windows(rows, columns, side)
+    assert sorted(table[table >= 0].tolist()) == list(range(4 * rows * columns))
+    assert (np.diff((table >= 0).astype(int), axis=1) <= 0).all()  # holes come last
+
+
+LIMITS = [(3136, 1003520), (3136, 12845056), (100352, 602112), (3136, 9800), (784, 784), (12544, 12544), (50000, 60000)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(limits=st.sampled_from(LIMITS), height=st.integers(1, 9000), width=st.integers(1, 9000))
+def test_bounds_hold_for_every_picture(limits, height, width):
+    if max(height, width) > 200 * min(height, width):
+        return
+    rows, columns = (side // 28 for side in smart_resize(height, width, 28, *limits))
+    assert fewest_blocks(28, *limits) <= rows * columns <= most_blocks(28, *limits)
+
+
+def test_worst_windows_is_reached(tmp_path):
+    """One by five merge blocks need two windows of four by four: the worst that photos and clips can be."""
+    mine = processor(tmp_path, QWEN25)
+    plan = mine.plan_image(28, 140, {})
+    assert (plan.grid, plan.windows) == ((1, 2, 10), 2)
+    assert mine.worst_windows(20) == 2
+    assert mine.worst_windows(2000) == 200
+    assert mine.plan_image(1000, 1000, {}).windows <= mine.worst_windows(5184)
+
+
+def test_largest_items(tmp_path):
+    mine = processor(tmp_path, preprocessor_config={}, video_preprocessor_config={"max_frames": 10})
+    largest = mine.max_tokens_per_item()
+    assert largest == {Modality.IMAGE: 1280 * 4, Modality.VIDEO: 768 * 4 * 5}

@@ -46,10 +46,11 @@ class Detokenizer:
             self._restart(self._settled)
             text = self._decode(self._window)
         new = text[len(self._shown) :]
-        if not new and before >= _CONTEXT:
-            del self._window[before:]  # special tokens: nothing to say, and no context for others
-            return ""
         whole = new.rstrip(_BROKEN)
+        if not whole and before >= _WINDOW and not self._decode(self._window[before:] * 2):
+            # Special tokens without end: no text, no context for others. Twice, as a lone space would be stripped.
+            del self._window[before:]
+            return ""
         if len(whole) < len(new) and len(self._window) - self._settled > _MAX_HELD:
             return self._give_up_on(text, whole)
         self._shown += whole
@@ -72,10 +73,11 @@ class Detokenizer:
         """
         last = len(self._window) - _CONTEXT + 1
         for cut in range(last, max(self._settled, last - _MAX_HELD), -1):
-            head = self._decode(self._window[:cut])
-            if head + self._decode(self._window[cut:]) == text:
-                given = head[len(self._shown) :]
+            head, tail = self._decode(self._window[:cut]), self._decode(self._window[cut:])
+            if tail and head + tail == text:
+                given, ahead = head[len(self._shown) :], self._shown[len(head) :]
                 self._restart(cut)
+                self._shown = ahead
                 return given
         self._shown += whole
         return whole

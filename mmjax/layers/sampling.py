@@ -163,14 +163,17 @@ def _draw(scores: Float[Array, "B V"], inputs: SamplingInputs) -> Int[Array, "B"
 
 
 def _gumbel(key: UInt[Array, "2"], step: Int[Array, ""], size: int) -> Float[Array, "V"]:
-    """Gumbel noise of one request at one step.
-
-    -log(-log(1 - u)) with u made of 32 bits has its fine end at u = 0, where the large values come from, so tokens
-    down to a probability of 1e-10 can win; the usual 23 bits of mantissa stop at 1e-7. u stays off both ends, so noise
-    is always finite.
-    """
+    """Gumbel noise of one request at one step."""
     key = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), step)
-    bits = jax.random.bits(key, (size,), jnp.uint32)
+    return gumbel_of_bits(jax.random.bits(key, (size,), jnp.uint32))
+
+
+def gumbel_of_bits(bits: UInt[Array, "V"]) -> Float[Array, "V"]:
+    """-log(-log(1 - u)) with u = bits / 2**32, kept off both ends so that noise is always finite.
+
+    Its fine end is at u = 0, where the large values come from, so tokens down to a probability of 1e-10 can win; the
+    usual 23 bits of mantissa stop at 1e-7.
+    """
     uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     return -jnp.log(-jnp.log1p(-uniform))
 

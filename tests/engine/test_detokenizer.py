@@ -62,6 +62,8 @@ random_ids = st.lists(st.integers(0, 340), max_size=60)
 
 @settings(deadline=None, max_examples=300)
 @given(ids=random_ids, skip=st.booleans())
+@example(ids=[284, 0, 0, 0, 1, 0, 0, 0, 0, 225], skip=True)
+@example(ids=[96, 0, 0, 0, 0, 0, 0, 299, 0], skip=True)
 def test_pieces_join_to_the_whole_for_random_ids(ids, skip):
     tokenizer = byte_level()
     assert "".join(_pieces(tokenizer, ids, skip_special_tokens=skip)) == _decode(tokenizer, ids, skip)
@@ -76,6 +78,16 @@ def test_pieces_join_for_several_tokens_at_a_time(ids, cuts):
         pieces.append(detokenizer.add(rest[:cut]))
         del rest[:cut]
     assert "".join(pieces) + detokenizer.finish() == _decode(tokenizer, ids)
+
+
+@settings(deadline=None, max_examples=300)
+@given(ids=st.lists(st.one_of(st.integers(0, 1), st.integers(0x82, 0x101), st.integers(258, 265)), max_size=60))
+def test_broken_bytes_neither_lose_nor_repeat_their_neighbours(ids):
+    """With byte fallback the broken bytes themselves may read differently; everything in ASCII must not."""
+    tokenizer = byte_fallback()
+    whole = _decode(tokenizer, ids)
+    joined = "".join(_pieces(tokenizer, ids))
+    assert [c for c in joined if c.isascii()] == [c for c in whole if c.isascii()]
 
 
 @settings(deadline=None, max_examples=200)
@@ -109,6 +121,21 @@ def test_the_first_word_alone_loses_its_space_whatever_precedes_it():
     ids = [end, end, the, fox, s, *([fox] * 30), end, *([end] * 30), the]
     pieces = _pieces(tokenizer, ids)
     assert "".join(pieces) == "the foxs" + " fox" * 30 + " the" == _decode(tokenizer, ids)
+
+
+def test_a_long_silence_is_no_new_beginning():
+    tokenizer = byte_fallback()
+    fox, end = tokenizer.convert_tokens_to_ids(["▁fox", "</s>"])
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.add([fox] * _WINDOW + [end] * _WINDOW) == ("fox " * _WINDOW).rstrip()
+    assert detokenizer.add([fox]) == " fox"
+
+
+def test_a_lone_space_after_a_long_silence_counts_as_the_first_word():
+    tokenizer = byte_fallback()
+    space, fox, end = tokenizer.convert_tokens_to_ids(["▁", "▁fox", "</s>"])
+    ids = [end] * (2 * _WINDOW) + [space, fox]
+    assert "".join(_pieces(tokenizer, ids)) == _decode(tokenizer, ids) == " fox"
 
 
 def test_byte_fallback_text_shown_is_not_taken_back():

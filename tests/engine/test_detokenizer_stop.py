@@ -68,6 +68,7 @@ def test_min_tokens_keeps_ids_and_strings_from_ending_the_answer():
     assert _run(["x!", "y", "z"], stop="!", min_tokens=2) == (["x!", "y", "z", ""], "stop", EOS)
     assert _run(["x", "y!", "z"], stop="!", min_tokens=2) == (["x", "y"], "stop", "!")
     assert _run(["x", "y"], tail=(1, 2), stop_token_ids=[1], min_tokens=1) == (["x", "y", ""], "stop", 1)
+    assert _run(["x!", "y"], stop=["!", "zz"], min_tokens=2) == (["x!", "y", ""], "stop", EOS)
     # one that begins too early and is completed in time counts
     assert _run(["x<", ">y"], stop="<>", min_tokens=2) == (["x", ""], "stop", "<>")
 

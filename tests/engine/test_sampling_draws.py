@@ -67,11 +67,12 @@ def test_draws_follow_softmax_of_the_kept_tokens(knobs, kept):
     assert statistic < scipy.stats.chi2.isf(1e-6, len(kept) - 1)
 
 
-def test_rare_tokens_can_win():
-    """Noise of 32 bits reaches beyond 16.6, the largest value 24 bits of uniform can give."""
-    noise = jax.vmap(lambda s: sampling._gumbel(jnp.array([0, 1], jnp.uint32), s, 1 << 20))(jnp.arange(32))
+def test_noise_is_finite_falls_with_its_bits_and_reaches_far_enough_for_rare_tokens():
+    """The largest value is that of half a step of 2**-32; 24 bits of uniform would end at 16.6."""
+    noise = np.asarray(sampling.gumbel_of_bits(np.array([0, 1, 2**16, 2**31, 2**32 - 2**9, 2**32 - 1], np.uint32)))
     assert np.isfinite(noise).all()
-    assert 16.0 < float(noise.max()) < 22.9  # the expected maximum of 2**25 draws is 17.9
+    assert (np.diff(noise) < 0).all()
+    np.testing.assert_allclose(noise[[0, 3]], [33 * np.log(2), -np.log(np.log(2))], rtol=1e-5)
 
 
 MIXED = [

@@ -8,6 +8,7 @@ redirect is checked anew.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
@@ -93,7 +94,7 @@ def _request(target: _Target, options: MediaOptions, deadline: float, item: int 
     """One request: the body, or where a redirect points."""
     connection = _connect(target, options, deadline, item)
     # Socket timeouts start again with every byte; this one cuts off servers that answer by drops.
-    watchdog = threading.Timer(_left(deadline), socket.socket.shutdown, (connection.sock, socket.SHUT_RDWR))
+    watchdog = threading.Timer(_left(deadline), _cut, (connection.sock,))
     watchdog.daemon = True
     watchdog.start()
     try:
@@ -129,6 +130,12 @@ def _connect(target: _Target, options: MediaOptions, deadline: float, item: int 
         except OSError as error:
             failure = error
     raise failure or OSError(f"host {target.host} has no address")
+
+
+def _cut(sock: socket.socket) -> None:
+    """Ends whatever waits on `sock`. TLS is passed over: its shutdown would answer the server first."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _body(response: http.client.HTTPResponse, target: _Target, options: MediaOptions, item: int | None) -> bytes:

@@ -166,6 +166,10 @@ class QwenProcessor:
             Modality.VIDEO: self._most_blocks(self.video_settings) * self.geometry.merge**2 * steps,
         }
 
+    def worst_contexts(self, tokens: int) -> int:
+        """Attention contexts that one item of `tokens` patches may have at most: one a temporal step."""
+        return max(1, min(self._most_steps(), tokens // self.geometry.merge**2))
+
     def worst_windows(self, total_tokens: int) -> int:
         """Window rows that items of `total_tokens` patches in all need at most, under the checkpoint's limits."""
         if not self.window_side:
@@ -192,6 +196,9 @@ class QwenProcessor:
 
     def _most_blocks(self, settings: PixelSettings) -> int:
         return most_blocks(self.geometry.factor, settings.min_pixels, settings.max_pixels)
+
+    def _most_steps(self) -> int:
+        return -(-self.video_settings.max_frames // self.geometry.temporal)
 
     def _max_frame_pixels(self, frames: int, options: Mapping[str, Any]) -> int:
         """`max_pixels`, or with `cap_pixels_per_frame` an even share of the clip's budget if that is less."""

@@ -58,11 +58,16 @@ class StopChecker:
             return self._finish(text, "length", None)
         return StopResult(text)
 
+    def flush(self) -> str:
+        """Text held back so far, for an answer that is cut short, such as a cancelled one. No token may follow."""
+        return self._finish("", "stop", None).text
+
     def _finish(self, text: str, reason: Literal["stop", "length"], stop_reason: int | None) -> StopResult:
         rest, found = self._feed(self._detokenizer.finish())
         if found is not None:
             return StopResult(text + rest, "stop", found)
-        return StopResult(text + rest + self._held, reason, stop_reason)
+        held, self._held = self._held, ""
+        return StopResult(text + rest + held, reason, stop_reason)
 
     def _feed(self, new: str) -> tuple[str, str | None]:
         """Text to emit, and the stop string it ends before, if one was completed by `new`."""

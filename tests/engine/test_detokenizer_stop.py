@@ -64,6 +64,13 @@ def test_held_text_is_shown_when_the_answer_ends_otherwise():
     assert _run(["a", "<e"], stop="<end>", max_tokens=2) == (["a", "<e"], "length", None)
 
 
+def test_a_cancelled_answer_gives_up_what_it_held_once():
+    checker = StopChecker(SamplingParams(stop="<end>"), Detokenizer(_Pieces(["a<e"])), (EOS,), 9)
+    assert checker.add(1).text == "a"
+    assert checker.flush() == "<e"
+    assert checker.flush() == ""
+
+
 def test_min_tokens_keeps_ids_and_strings_from_ending_the_answer():
     assert _run(["x!", "y", "z"], stop="!", min_tokens=2) == (["x!", "y", "z", ""], "stop", EOS)
     assert _run(["x", "y!", "z"], stop="!", min_tokens=2) == (["x", "y"], "stop", "!")

@@ -7,11 +7,16 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # engines that differ in host limits alone share their executables
+    _CACHE = tempfile.TemporaryDirectory(prefix="mmjax-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
 
 import jax
+import llm_kit
 import pytest
 
 
@@ -45,6 +50,44 @@ def exact_float32():
     jax.config.update("jax_default_matmul_precision", "highest")
     yield
     jax.config.update("jax_default_matmul_precision", before)
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(tiny_checkpoint):
+    """A function (family) -> LLM over a tiny checkpoint, one for the whole session; see `llm_kit`."""
+    made = {}
+
+    def make(family: str = "qwen2_5_vl"):
+        if family not in made:
+            made[family] = llm_kit.build(tiny_checkpoint(family, **llm_kit.CHECKPOINT).path)
+        return made[family]
+
+    yield make
+    for llm in made.values():
+        llm.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_reference(tiny_checkpoint):
+    """A function (family) -> the slow judge over the checkpoint of `tiny_llm`."""
+    made = {}
+
+    def make(family: str = "qwen2_5_vl"):
+        if family not in made:
+            made[family] = llm_kit.build(tiny_checkpoint(family, **llm_kit.CHECKPOINT).path, reference=True)
+        return made[family]
+
+    yield make
+    for llm in made.values():
+        llm.close()
+
+
+@pytest.fixture
+def llm(tiny_llm):
+    """The tiny Qwen2.5-VL with a fresh engine: empty caches, no limits; a test may serve with others."""
+    with llm_kit.serving(tiny_llm()) as served:
+        yield served
+        llm_kit.assert_nothing_held(served)
 
 
 @pytest.fixture(scope="session")

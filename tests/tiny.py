@@ -65,6 +65,8 @@ def build(
     mlp: int = 112,
     vision_mlp: int = 64,
     tie: bool = False,
+    video_blocks: int = 64,
+    max_frames: int = 768,
 ) -> TinyCheckpoint:
     """Makes and saves a model of `family` ("qwen2_vl" or "qwen2_5_vl") with its processor.
 
@@ -72,6 +74,7 @@ def build(
       mlp: MLP width of the decoder.
       vision_mlp: MLP width of the tower; a multiple of its width, 32, in Qwen2-VL.
       tie: share the embedding with the output head.
+      video_blocks, max_frames: limits of clips, which also set the largest encoder bucket.
     """
     torch.manual_seed(seed)
     ids = {
@@ -111,7 +114,7 @@ def build(
         processor_class = transformers.Qwen2_5_VLProcessor
     model.set_attn_implementation("eager")
     redraw(model, seed)
-    processor = _processor(processor_class)
+    processor = _processor(processor_class, video_blocks, max_frames)
     model.save_pretrained(path)
     processor.save_pretrained(path)
     return TinyCheckpoint(path, model, processor)
@@ -157,12 +160,13 @@ def _text_config(layers: int, mlp: int) -> dict:
     }
 
 
-def _processor(processor_class: type) -> transformers.ProcessorMixin:
+def _processor(processor_class: type, video_blocks: int, max_frames: int) -> transformers.ProcessorMixin:
     pixels = 28 * 28
     size = {"shortest_edge": 4 * pixels, "longest_edge": 64 * pixels}
+    video_size = {"shortest_edge": 4 * pixels, "longest_edge": video_blocks * pixels}
     return processor_class(
-        transformers.Qwen2VLImageProcessor(size=dict(size)),
+        transformers.Qwen2VLImageProcessor(size=size),
         tokenizer(),
-        transformers.Qwen2VLVideoProcessor(size=dict(size)),
+        transformers.Qwen2VLVideoProcessor(size=video_size, max_frames=max_frames),
         chat_template=CHAT_TEMPLATE,
     )

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from mmjax.errors import CheckpointError, RequestError
 
@@ -135,10 +135,8 @@ class GuardedTokenizer:
     @cached_property
     def _plain(self) -> Tokenizer:
         """A copy that knows no guarded token. Made only when somebody types one."""
-        description = json.loads(self._backend.to_str())
-        for token in description["added_tokens"]:
-            token["special"] = token["id"] in self._added
-        plain = Tokenizer.from_str(json.dumps(description))
+        plain = copy.deepcopy(self._backend)
+        plain.add_special_tokens([AddedToken(text, normalized=False) for text in self.guarded])
         plain.no_padding()
         plain.no_truncation()
         plain.encode_special_tokens = True

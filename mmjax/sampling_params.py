@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,31 +148,27 @@ def sampling_arrays(
     if step_only:
         return {"step": step}
 
-    def floats(name: str) -> np.ndarray:
-        return np.array([getattr(row.params, name) for row in full], np.float32)
-
+    numbers = np.array([_NUMBERS(row.params) for row in full], np.float32)
     return {
-        "temperature": floats("temperature"),
+        **{name: numbers[:, column].copy() for column, name in enumerate(_NUMBER_FIELDS)},
         "top_k": np.array([min(row.params.top_k, vocab_size) for row in full], np.int32),
-        "top_p": floats("top_p"),
-        "min_p": floats("min_p"),
-        "repetition_penalty": floats("repetition_penalty"),
-        "presence_penalty": floats("presence_penalty"),
-        "frequency_penalty": floats("frequency_penalty"),
         "key": np.array([seed_words(row.seed) for row in full], np.uint32),
         "step": step,
         "min_tokens": np.array([row.params.min_tokens for row in full], np.int32),
-        "stop_ids": np.array([_stop_row(row, vocab_size) for row in full], np.int32),
+        "stop_ids": _stop_ids_table(full, vocab_size),
         "want_logprobs": np.array([row.params.logprobs is not None for row in full], bool),
     }
 
 
-def _stop_row(row: SamplingRow, vocab_size: int) -> list[int]:
-    """Ids that may not be drawn before `min_tokens`, padded with an id the sampler drops."""
-    ids = [*row.params.stop_token_ids, *(() if row.params.ignore_eos else row.eos_token_ids)]
-    if len(ids) > STOP_WIDTH:
-        raise EngineError(f"{len(ids)} stop and end-of-sequence ids; the sampler holds {STOP_WIDTH}")
-    return ids + [vocab_size] * (STOP_WIDTH - len(ids))
+def _stop_ids_table(rows: Sequence[SamplingRow], vocab_size: int) -> np.ndarray:
+    """[B, STOP_WIDTH]: ids that may not be drawn before `min_tokens`, padded with an id that the sampler drops."""
+    table = np.full((len(rows), STOP_WIDTH), vocab_size, np.int32)
+    for line, row in zip(table, rows, strict=True):
+        ids = row.params.stop_token_ids + (() if row.params.ignore_eos else row.eos_token_ids)
+        if len(ids) > STOP_WIDTH:
+            raise EngineError(f"{len(ids)} stop and end-of-sequence ids; the sampler holds {STOP_WIDTH}")
+        line[: len(ids)] = ids
+    return table
 
 
 def _integer(name: str, value: Any, low: int, high: int, hint: str = "") -> None:
@@ -211,3 +208,5 @@ def _stop_ids(ids: Any) -> tuple[int, ...]:
 
 
 _PADDING = SamplingParams(temperature=0.0)
+_NUMBER_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_NUMBERS = attrgetter(*_NUMBER_FIELDS)

@@ -87,8 +87,10 @@ class RequestRows:
         """Whether a request holds rows or a reservation: if it can't go on, it is the one to preempt."""
         return request_id in self._states and self._states[request_id].holds_rows
 
-    def ready_end(self, request_id: str, end: int) -> int:
-        """How far a chunk that wants to reach `end` may go with the rows that are there already."""
+    def ready_end(self, request_id: str, computed: int, end: int) -> int:
+        """How far a chunk [computed, end) may go with the rows that are there already."""
+        if request_id in self._states:
+            self._states[request_id].computed = computed
         return self._reach(request_id, end, ())
 
     def row_slots(self, request_id: str, item: int) -> Int32[np.ndarray, "R"]:

@@ -128,8 +128,9 @@ class MultimodalItemScheduler(RequestRows):
     def look_ahead(self, request_ids: Iterable[str]) -> None:
         """Spends what is left of the step's encoder budget on items that these requests, in line, will need next.
 
-        Nobody holds the rows; whoever claims rows may evict them. They are for the first in line, as many as fit into
-        the unclaimed rows: encoding for one never evicts what was encoded for another ahead of it.
+        Nobody holds the rows: a claim may evict them, and one that finds no other rows cancels them. They are for the
+        first in line, as many as fit into the unclaimed rows, so that encoding for one never evicts what was encoded
+        for another ahead of it.
         """
         if not self._retain or self.policy is EncoderSchedulingPolicy.DISABLED:
             return
@@ -301,9 +302,18 @@ class MultimodalItemScheduler(RequestRows):
 
     def _take(self, state: MultimodalEncoderRequestState, i: int) -> bool:
         acquired = self._bind(state, i)
+        if acquired is None and self._step.ahead:
+            self._cancel_look_ahead()
+            acquired = self._bind(state, i)
         if acquired is Acquired.READY_HIT:
             self._step.hits.append(ItemRef(state.request_id, i))
         return acquired is not None
+
+    def _cancel_look_ahead(self) -> None:
+        """Gives up what this step was to encode for later; those who claimed it since still get it."""
+        for key in self._step.ahead:
+            self._release_ahead(key)
+        self._step.ahead.clear()
 
     def _selectable(self, state: MultimodalEncoderRequestState, i: int) -> Refusal | None:
         """Why an item without rows can't be encoded in this step, unless somebody encodes it already."""

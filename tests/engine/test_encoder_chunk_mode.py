@@ -303,3 +303,19 @@ def test_a_failed_look_ahead_leaves_nothing():
         scheduler.fail(plan, MemoryError())
     assert scheduler.cache.claimed_rows == 0
     scheduler.invalidate()
+
+
+def test_a_claim_takes_the_rows_of_what_is_only_for_later():
+    scheduler = chunked(rows=2)
+    for name in "abc":
+        scheduler.admit(name, make_items(4, keys=[name]))
+    scheduler.begin()
+    scheduler.look_ahead("ab")
+    assert [scheduler.claim(name, 0, 5).end for name in "cb"] == [5, 5]
+    plan = scheduler.close()
+    assert (selected(plan), plan.look_ahead) == ({"b": [0], "c": [0]}, ())
+    scheduler.commit(plan)
+    assert scheduler.cache.state("a") is None
+    for name in "bc":
+        scheduler.remove(name)
+    assert scheduler.cache.claimed_rows == 0

@@ -39,7 +39,7 @@ class Prompt:
 
 
 class Driver:
-    """Chunked prefill, first come first served, over a pool of KV tokens; a request that does not fit is passed over."""
+    """Chunked prefill, first come first served, over a pool of KV tokens; what does not fit is passed over."""
 
     def __init__(self, setup, prompts, decodes=None, retain=False):
         self.pool, self.max_num_tokens, tokens, slots = setup

@@ -49,7 +49,7 @@ def test_one_wrong_output_commits_nothing_and_fails_those_who_wait_for_it(wrong)
         check_outputs(plan.items, outputs_of(plan, r2=wrong), WIDTH, DTYPE)
     assert scheduler.fail(plan, caught.value) == ["2", "4"]
     assert scheduler.cache.stats().current_bytes == 0
-    assert [scheduler.ready_end(request_id, PROMPT) for request_id in "1234"] == [0, 0, 0, 0]
+    assert [scheduler.ready_end(request_id, 0, PROMPT) for request_id in "1234"] == [0, 0, 0, 0]
 
     items, ready, retry = select(scheduler, *"1234")
     assert items == {"1": [0], "2": [0], "3": [0]}
@@ -57,7 +57,7 @@ def test_one_wrong_output_commits_nothing_and_fails_those_who_wait_for_it(wrong)
     check_outputs(retry.items, outputs_of(retry), WIDTH, DTYPE)
     assert sorted(scheduler.commit(retry)) == [(request_id, 0) for request_id in "1234"]
     assert scheduler.cache.stats().current_bytes == 24
-    assert [scheduler.ready_end(request_id, PROMPT) for request_id in "1234"] == [PROMPT] * 4
+    assert [scheduler.ready_end(request_id, 0, PROMPT) for request_id in "1234"] == [PROMPT] * 4
 
 
 def test_a_follower_becomes_the_producer_when_its_producer_failed():

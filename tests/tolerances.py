@@ -16,3 +16,7 @@ OTHER_LAYOUT = 1e-5
 # bfloat16 against float32, relative to the error that transformers itself makes in bfloat16 on the same weights: both
 # round at the same places, so neither may be clearly worse.
 BF16_ERROR_RATIO = 1.5
+
+# One attention in half precision against float32 on the same inputs of order 1: inputs are equal, so what is rounded
+# is the weights, at most 1, and the output, of order 1.
+HALF_ATTENTION = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5}

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim: implementations are chosen by capability alone, and the chosen callables never cause a second trace."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from attention_kit import SCALE, offsets
+
+from kernels_pallas import cudnn, dispatch
+from kernels_pallas.dispatch import AttentionChoice, Device, choose
+
+HOPPER, AMPERE, TURING = (Device("cuda", capability) for capability in ((9, 0), (8, 6), (7, 5)))
+ALL_CUDNN = AttentionChoice("cudnn", "cudnn", "cudnn", "cudnn")
+NO_PACKING = AttentionChoice("xla", "cudnn", "xla", "cudnn")
+ALL_XLA = AttentionChoice("xla", "xla", "xla", "xla")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "expected"),
+    [
+        *((HOPPER, dtype, width, ALL_CUDNN) for dtype in ("bfloat16", "float16") for width in (64, 72, 80, 128, 256)),
+        (Device("cuda", (10, 0)), "bfloat16", 80, ALL_CUDNN),
+        (HOPPER, "float32", 80, ALL_XLA),
+        (HOPPER, "bfloat16", 36, ALL_XLA),
+        (HOPPER, "bfloat16", 264, ALL_XLA),
+        (AMPERE, "bfloat16", 80, NO_PACKING),
+        (AMPERE, "bfloat16", 136, ALL_XLA),
+        (TURING, "float16", 64, ALL_XLA),
+        (Device("cpu"), "bfloat16", 64, ALL_XLA),
+    ],
+)
+def test_choice(device, dtype, head_dim, expected):
+    assert choose(device, dtype, head_dim) == expected
+
+
+def test_without_the_private_function_only_windows_use_cudnn(monkeypatch):
+    monkeypatch.setattr(cudnn, "available", lambda: False)
+    assert choose(HOPPER, "bfloat16", 80) == AttentionChoice(windowed="cudnn")
+
+
+def test_cpu_report():
+    assert dispatch.choices("cpu", "float32", 64) == ALL_XLA
+
+
+@pytest.mark.parametrize(
+    "choose_callable",
+    [
+        lambda: dispatch.vision_ops("cpu"),
+        lambda: dispatch.prefill_attention("cpu"),
+        lambda: dispatch.decode_attention("cpu"),
+        dispatch.reference_vision_ops,
+        dispatch.reference_attention,
+    ],
+    ids=["vision", "prefill", "decode", "reference vision", "reference text"],
+)
+def test_callables_are_equal_by_value(choose_callable):
+    assert choose_callable() == choose_callable()
+    assert hash(choose_callable()) == hash(choose_callable())
+
+
+def test_a_second_engine_traces_nothing():
+    run = jax.jit(lambda q, cu, ops: ops.packed(q, q, q, cu, SCALE), static_argnums=2)
+    q = np.ones((4, 2, 8), np.float32)
+    run(q, offsets(4), dispatch.vision_ops("cpu"))
+    with jax.no_tracing():
+        run(q, offsets(4), dispatch.vision_ops("cpu"))

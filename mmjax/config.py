@@ -83,8 +83,8 @@ class MultimodalConfig:
     """The second plane: items, their budgets and their cache.
 
     Attributes:
-      encoder_max_num_tokens: budget B, attention tokens (before merging) of one encoder batch; raised to the
-        largest item.
+      encoder_max_num_tokens: budget B, attention tokens (before merging) of one encoder batch; None: 2048 on a
+        CPU, 8192 on a GPU. Raised to the largest picture; a clip that needs more is refused with both numbers.
       encoder_batch_size: budget A, items of one encoder batch; None: `max_batch_size`.
       encoder_cache_max_bytes: budget D, bytes of rows kept for reuse; "128MiB" style strings are binary. 0: no reuse.
       encoder_scheduling_policy: "default", "eager" (items before LLM capacity) or "disabled" (whole requests at once).
@@ -93,7 +93,6 @@ class MultimodalConfig:
       limit_mm_per_prompt: most items of each modality in one prompt, such as {"image": 4}.
       max_image_pixels: pictures with more pixels are refused before they are decoded.
       image_background: colour behind transparent pixels.
-      max_item_pixels: plan buckets for pictures up to this many pixels after resizing; None: the checkpoint's limit.
       allowed_local_media: accept paths and file: URLs as media.
       allow_private_hosts: let media URLs resolve to private addresses.
       media_threads: threads that decode and resize.
@@ -110,7 +109,6 @@ class MultimodalConfig:
     limit_mm_per_prompt: Mapping[str, int] | None = None
     max_image_pixels: int = 178_956_970
     image_background: tuple[int, int, int] = (255, 255, 255)
-    max_item_pixels: int | None = None
     allowed_local_media: bool = True
     allow_private_hosts: bool = False
     media_threads: int = 4
@@ -120,7 +118,7 @@ class MultimodalConfig:
     def __post_init__(self):
         _positive(
             self, "encoder_max_num_tokens", "encoder_batch_size", "encoder_tokens_while_decoding", "max_image_pixels",
-            "max_item_pixels", "media_threads",
+            "media_threads",
         )  # fmt: skip
         _one_of(self, "encoder_scheduling_policy", ("disabled", "default", "eager"))
         _one_of(self, "readiness", ("chunk", "request"))
@@ -131,6 +129,9 @@ class MultimodalConfig:
                 f"MultimodalConfig.image_background must be three values in 0..255, got {self.image_background}"
             )
 
+
+# What None becomes for budget B.
+ENCODER_TOKENS = {"cpu": 2048, "gpu": 8192}
 
 # What None becomes: (max_batch_size, max_num_tokens, max_seq_len, max_prefill_sequences). A CPU compiles slowly and
 # serves one person; a GPU serves many.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from mmjax.compilation import CompileCounter, compile_all, use_persistent_cache
-from mmjax.config import EngineConfig, MultimodalConfig, resolve_engine
+from mmjax.config import ENCODER_TOKENS, EngineConfig, MultimodalConfig, resolve_engine
 from mmjax.encoder.buckets import build_ladder
 from mmjax.encoder.budgets import EncoderBudgets, resolve_budgets
 from mmjax.encoder.runner import EncoderRunner
@@ -103,7 +103,7 @@ def build_machine(
         model.processor,
         cfg,
         max_batch_size=config.max_batch_size,
-        max_num_tokens=config.max_num_tokens,
+        max_num_tokens=ENCODER_TOKENS["cpu" if device.platform == "cpu" else "gpu"],
         readiness=multimodal.readiness,
         encoder_batch_size=multimodal.encoder_batch_size,
         encoder_max_num_tokens=multimodal.encoder_max_num_tokens,

@@ -32,7 +32,6 @@ from mmjax.models.vision_inputs import VisionInputs
 
 _CHANNELS = 3
 _STRONG_SHRINK = 2  # times a side; more is worth a warning
-PLANNED_FRAMES = 32  # of a clip at its largest; an engine is sized for such clips, and takes others if they fit
 
 
 @dataclass(frozen=True)
@@ -159,16 +158,15 @@ class QwenProcessor:
         return mrope_positions(len(token_ids), spans, self.geometry.merge, self.tokens_per_second)
 
     def max_tokens_per_item(self) -> dict[Modality, int]:
-        """Patches of the largest picture, and of the largest clip of PLANNED_FRAMES, under the checkpoint's limits."""
-        steps = -(-min(self.video_settings.max_frames, PLANNED_FRAMES) // self.geometry.temporal)
-        return {
-            Modality.IMAGE: self._most_blocks(self.image_settings) * self.geometry.merge**2,
-            Modality.VIDEO: self._most_blocks(self.video_settings) * self.geometry.merge**2 * steps,
-        }
+        """Patches of the largest picture under the checkpoint's limits, and of a clip that is no larger.
 
-    def worst_contexts(self, tokens: int) -> int:
-        """Attention contexts that one item of `tokens` patches may have at most: one a temporal step."""
-        return max(1, min(self._most_steps(), tokens // self.geometry.merge**2))
+        A clip has no limit that an engine could be sized by (768 frames would be a million patches): longer ones run
+        where budget B, which callers can raise, has room for them.
+        """
+        steps = -(-self.video_settings.max_frames // self.geometry.temporal)
+        image = self._most_blocks(self.image_settings) * self.geometry.merge**2
+        video = self._most_blocks(self.video_settings) * self.geometry.merge**2 * steps
+        return {Modality.IMAGE: image, Modality.VIDEO: min(video, image)}
 
     def worst_windows(self, total_tokens: int) -> int:
         """Window rows that items of `total_tokens` patches in all need at most, under the checkpoint's limits."""

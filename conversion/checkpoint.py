@@ -89,7 +89,9 @@ def describe(path: str | Path, parts: Collection[Part] = ALL_PARTS) -> Checkpoin
     """
     path = Path(path)
     if not path.is_dir():
-        kind = "is a file, not a checkpoint directory" if path.exists() else "does not exist"
+        kind = "is a file, not a checkpoint directory"
+        if not path.exists():
+            kind = "does not exist; mmjax loads local directories (`hf download NAME --local-dir DIR` fetches one)"
         raise CheckpointError(f"{path} {kind}")
     missing: list[str] = []
     config = _read_json(path / "config.json") if (path / "config.json").is_file() else None
@@ -130,7 +132,7 @@ def _find_weights(path: Path, manifest: Manifest | None) -> tuple[tuple[Path, ..
 def _other_weights(path: Path) -> str:
     """A hint when the directory holds weights of another kind."""
     if (path / PARAMS_DIR).is_dir():
-        return f"; {PARAMS_DIR}/ without {MANIFEST_FILE} is an unfinished conversion, run `mmjax convert` again"
+        return f"; {PARAMS_DIR}/ without {MANIFEST_FILE} is an unfinished conversion: delete it and convert again"
     for suffix in (".bin", ".pt", ".pth", ".gguf"):
         if found := sorted(path.glob(f"*{suffix}")):
             return (

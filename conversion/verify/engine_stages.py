@@ -3,24 +3,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from conversion.verify.prompt import VerifyPrompt
 from conversion.verify.stages import TIE_MARGIN, Report, StageResult, compare_arrays, compare_greedy
+from mmjax.config import EngineConfig
 from mmjax.llm import LLM
 from mmjax.outputs import RequestOutput
 from mmjax.sampling_params import SamplingParams
 
 
-def against_reference(path: Path, prompt: VerifyPrompt, new_tokens: int, *, progress: bool) -> Report:
+def against_reference(
+    path: Path, prompt: VerifyPrompt, new_tokens: int, *, engine: EngineConfig, device: jax.Device, progress: bool
+) -> Report:
     """Rows, greedy tokens and their log-probabilities of the engine and of `LLM(..., reference=True)`, in float32."""
+    options = {"dtype": "float32", "device": device.platform, "engine": engine, "progress": progress}
     with _highest_precision():
-        judge_rows, judge = _answer(path, prompt, new_tokens, reference=True, progress=progress)
-        rows, out = _answer(path, prompt, new_tokens, reference=False, progress=progress)
+        judge_rows, judge = _answer(LLM(path, reference=True, **options), prompt, new_tokens)
+        rows, out = _answer(LLM(path, **options), prompt, new_tokens)
     results = (
         compare_arrays("token ids", np.array(out.prompt_token_ids), np.array(judge.prompt_token_ids)),
         compare_arrays("tower rows", rows, judge_rows),
@@ -43,16 +49,15 @@ def compare_answers(out: RequestOutput, judge: RequestOutput) -> tuple[StageResu
     return compare_arrays("token logprobs", *logprobs), compare_greedy(ours, theirs, margins)
 
 
-def _answer(path: Path, prompt: VerifyPrompt, new_tokens: int, *, reference: bool, progress: bool):
+def _answer(llm: LLM, prompt: VerifyPrompt, new_tokens: int) -> tuple[Float[np.ndarray, "R E"], RequestOutput]:
+    """Rows of the picture and the answer about it; closes `llm`, so that the next one finds the memory free."""
     params = SamplingParams(max_tokens=new_tokens, temperature=0.0, logprobs=2, ignore_eos=True)
-    messages = prompt.messages()
-    messages[0]["content"][0]["image"] = prompt.image
-    with LLM(path, dtype="float32", reference=reference, progress=progress) as llm:
-        return llm.encode([prompt.image])[0], llm.chat(messages, params)
+    with llm:
+        return llm.encode([prompt.image])[0], llm.chat(prompt.messages(with_pixels=True), params)
 
 
 @contextmanager
-def _highest_precision():
+def _highest_precision() -> Iterator[None]:
     """Full float32 products in every thread; the engine compiles and runs in threads of its own."""
     before = jax.config.jax_default_matmul_precision
     jax.config.update("jax_default_matmul_precision", "highest")

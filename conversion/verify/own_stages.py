@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from jaxtyping import Float, Int
 from conversion.verify.prompt import VerifyPrompt
 from conversion.verify.stages import Stages
 from kernels_pallas.dispatch import reference_attention
-from mmjax.inputs.chat import ChatRenderer, load_chat_template
+from mmjax.config import MultimodalConfig
+from mmjax.frontend import Frontend, InputOptions
 from mmjax.inputs.items import ProcessedItem
-from mmjax.inputs.prepare import ItemInput, PreparedPrompt, prepare_prompt
+from mmjax.inputs.prompt import PreparedPrompt
 from mmjax.loading import Model, load_params, open_model
 from mmjax.models.steps import embed_tokens
 from mmjax.reference.runner import ReferenceRunner
@@ -30,7 +32,8 @@ def own_stages(
       continuation: the judge's greedy tokens. Ours are the best ones behind the prompt and behind each of these.
     """
     model = open_model(path, dtype="float32", device=device)
-    item, prepared = _prepare(model, prompt)
+    prepared = _prepare(model, prompt)
+    (item,) = (ProcessedItem(item.plan, item.patches) for item in prepared.items)
     params = load_params(model, device=device, progress=progress)
     rows = ReferenceRunner(model.family, model.cfg, params, model.processor, device=device).encode(item)
     ids, positions, row_index = _with_continuation(prepared, continuation, len(rows))
@@ -52,16 +55,10 @@ def own_stages(
     )
 
 
-def _prepare(model: Model, prompt: VerifyPrompt) -> tuple[ProcessedItem, PreparedPrompt]:
-    processor = model.processor
-    template = load_chat_template(model.path)
-    renderer = ChatRenderer(model.tokenizer, processor.placeholder_text, processor.never_sampled, template)
-    messages = prompt.messages()
-    messages[0]["content"][0]["image"] = prompt.image
-    compact_ids = renderer.encode(messages).token_ids
-    item = processor.image(prompt.image, {})
-    entry = ItemInput(item.plan, item.patches)
-    return item, prepare_prompt(compact_ids, [entry], processor, vocab_size=model.cfg.vocab_size)
+def _prepare(model: Model, prompt: VerifyPrompt) -> PreparedPrompt:
+    with ThreadPoolExecutor(1) as media:
+        frontend = Frontend(model, MultimodalConfig(), media)
+        return frontend.chat(prompt.messages(with_pixels=True), InputOptions(), limit=None)
 
 
 def _pixels(item: ProcessedItem, table: Float[np.ndarray, "C 256"]) -> Float[np.ndarray, "P values"]:

@@ -20,10 +20,10 @@ class VerifyPrompt:
     image: UInt8[np.ndarray, "H W 3"]
     question: str
 
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates take it, without the pixels."""
-        content = [{"type": "image"}, {"type": "text", "text": self.question}]
-        return [{"role": "user", "content": content}]
+    def messages(self, *, with_pixels: bool) -> list[dict[str, Any]]:
+        """The conversation as mmjax takes it, or, without the pixels, as transformers' chat templates do."""
+        picture = {"type": "image", "image": self.image} if with_pixels else {"type": "image"}
+        return [{"role": "user", "content": [picture, {"type": "text", "text": self.question}]}]
 
 
 def fixed_prompt() -> VerifyPrompt:

@@ -14,6 +14,7 @@ from conversion.export import export
 from conversion.loader import load_params
 from conversion.verify.prompt import fixed_prompt
 from conversion.verify.stages import Report, compare
+from mmjax.config import EngineConfig
 from mmjax.errors import ConfigError
 
 NEW_TOKENS = 32
@@ -24,6 +25,7 @@ def verify(
     against: Literal["transformers", "reference"] = "transformers",
     *,
     device: jax.Device | None = None,
+    engine: EngineConfig | None = None,
     new_tokens: int = NEW_TOKENS,
     progress: bool = True,
 ) -> Report:
@@ -34,6 +36,8 @@ def verify(
       against: "transformers" runs the original model on the CPU and compares every layer of the decoder;
         "reference" compares the engine, as it serves requests, with mmjax's own slow path.
       device: where mmjax computes; the first device if None.
+      engine: knobs of the engine that "reference" judges.
+      new_tokens: greedy tokens to compare.
 
     Raises:
       CheckpointError: an incomplete directory or an unknown family.
@@ -46,7 +50,9 @@ def verify(
     if against == "reference":
         from conversion.verify.engine_stages import against_reference
 
-        return against_reference(path, fixed_prompt(), new_tokens, progress=progress)
+        return against_reference(
+            path, fixed_prompt(), new_tokens, engine=engine or EngineConfig(), device=device, progress=progress
+        )
     raise ConfigError(f"against={against!r}: the judges are transformers and reference")
 
 

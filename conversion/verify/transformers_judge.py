@@ -29,7 +29,7 @@ def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
         path, dtype="float32", attn_implementation="eager", local_files_only=True
     )
     model.requires_grad_(False)
-    text = processor.apply_chat_template(prompt.messages(), add_generation_prompt=True, tokenize=False)
+    text = processor.apply_chat_template(prompt.messages(with_pixels=False), add_generation_prompt=True, tokenize=False)
     inputs = processor(text=[text], images=[prompt.image], return_tensors="pt")
     caught = _Caught(model.get_decoder())
     with caught:

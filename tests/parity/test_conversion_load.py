@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 
 import jax
@@ -168,3 +170,9 @@ def test_host_memory_stays_near_one_leaf(tmp_path, monkeypatch):
     tracemalloc.stop()
     assert sum(sizes) > 90 << 20
     assert peak < 2 * max(sizes) + (2 << 20)
+
+
+def test_loading_converting_and_exporting_need_no_torch():
+    code = "import sys; sys.modules['torch'] = None; import conversion.loader, conversion.orbax_io, conversion.export"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

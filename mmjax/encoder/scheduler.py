@@ -138,7 +138,7 @@ class MultimodalItemScheduler(RequestRows):
         for state in filter(None, map(self._states.get, request_ids)):
             for i in state.needed():
                 key, load = state.items[i].key, state.items[i].load
-                if key is None or key in self._bound or key in step.ahead:
+                if key is None or key in self._bound or key in self._ahead:
                     continue
                 room -= load.rows
                 if room < 0:

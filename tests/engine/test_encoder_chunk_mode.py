@@ -319,3 +319,17 @@ def test_a_claim_takes_the_rows_of_what_is_only_for_later():
     for name in "bc":
         scheduler.remove(name)
     assert scheduler.cache.claimed_rows == 0
+
+
+def test_looking_ahead_twice_before_the_first_is_dispatched_holds_one_reference():
+    scheduler = chunked()
+    scheduler.admit("a", make_items(4, keys=["a"]))
+    plans = []
+    for _ in range(2):
+        scheduler.begin()
+        scheduler.look_ahead("a")
+        plans.append(scheduler.close())
+    assert [selected(plan) for plan in plans] == [{"a": [0]}, {}]
+    for plan in plans:
+        scheduler.commit(plan)
+    assert scheduler.cache.claimed_rows == 0

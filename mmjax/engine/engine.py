@@ -7,6 +7,7 @@ device, and an answer that ended is noticed one step late, its surplus token thr
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import queue
@@ -17,7 +18,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, Protocol
 
-from mmjax.encoder.plan import EncodeBatch, ItemRef
+from mmjax.encoder.plan import EncodeBatch, EncodeItem, ItemRef
 from mmjax.encoder.step import MultimodalEncoderContractError, MultimodalEncoderRequestError
 from mmjax.engine.embedding import RowReader, encoder_item
 from mmjax.engine.prefix import register_pages
@@ -72,7 +73,8 @@ class Engine:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._arrivals = itertools.count()
         self._rows = RowReader(self.items, encoder)
-        self._stopping = False
+        self._door = threading.Lock()
+        self._stopping = self._ended = False
         self._fruitless_recoveries = 0
         self._thread = threading.Thread(target=self._loop, name="mmjax-engine", daemon=True)
 
@@ -83,41 +85,69 @@ class Engine:
         return self
 
     def submit(self, request: Request) -> None:
-        """Queues a request; its handle tells the rest."""
-        self._inbox.put(partial(self._admit, request))
+        """Queues a request; its handle tells the rest. Raises EngineError once the engine is closed."""
+        if not self._post(partial(self._admit, request)):
+            raise EngineError("the engine was closed")
 
     def cancel(self, request_id: str) -> None:
         """Ends a request with finish_reason "cancelled"; harmless if it has ended."""
-        self._inbox.put(partial(self._cancel, request_id))
+        self._post(partial(self._cancel, request_id))
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Runs `function` between two steps and returns what it returns; raises what it raises."""
-        if threading.current_thread() is self._thread or not self._thread.is_alive():
+        if threading.current_thread() is self._thread or not self._started:
             return function()
         future: Future = Future()
-        self._inbox.put(lambda: _settle(future, function))
+        if not self._post(lambda: _settle(future, function)):
+            self._thread.join()
+            return function()
         return future.result()
 
     def close(self) -> None:
         """Cancels what is left and ends the thread."""
-        if self._thread.is_alive():
-            self._inbox.put(self._stop)
+        if self._started:
+            self._post(self._stop)
             self._thread.join()
+
+    @property
+    def _started(self) -> bool:
+        return self._thread.ident is not None
+
+    def _post(self, message: Callable[[], None]) -> bool:
+        """Leaves a message for the engine's thread; False if nobody reads any more."""
+        with self._door:
+            if not self._ended:
+                self._inbox.put(message)
+            return not self._ended
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        idle = True
-        while not self._stopping:
-            self._receive(wait=idle)
-            try:
-                idle = not self.step()
-            except DeviceError as error:
-                self._recover(error)
-            except Exception as error:
-                logger.exception("the engine failed")
-                self._fail_all(EngineError(f"the engine failed: {error!r}"))
-        self._fail_all(EngineError("the engine was closed"), reason="cancelled")
+        idle, reason = True, "error"
+        try:
+            while not self._stopping:
+                try:
+                    idle = self._turn(idle)
+                except Exception as error:
+                    logger.exception("the engine failed")
+                    self._fail_all(EngineError(f"the engine failed: {error!r}"))
+                    self._start_over()
+                    idle = True
+            reason = "cancelled"
+        finally:
+            with self._door:
+                self._stopping = self._ended = True
+            self._receive(wait=False)
+            self._fail_all(EngineError("the engine was closed"), reason=reason)
+
+    def _turn(self, idle: bool) -> bool:
+        """Reads messages, waiting for one if `idle`, and takes a step; True if there is nothing left to do."""
+        self._receive(wait=idle)
+        try:
+            return not self.step()
+        except DeviceError as error:
+            self._recover(error)
+            return False
 
     def _receive(self, *, wait: bool) -> None:
         if wait and not self._stopping:
@@ -135,7 +165,7 @@ class Engine:
         with self.trace.step(self) as row:
             schedule = self.scheduler.schedule()
             row.scheduled(schedule)
-            waiting_for_pixels = self._restore_pixels()
+            waiting_for_pixels = self._restore_pixels(schedule)
             worked = self._dispatch(schedule)
         in_flight = bool(self._pending)
         self._collect(keep=self._depth if worked else 0)
@@ -181,47 +211,42 @@ class Engine:
         try:
             for batch in plan.batches:
                 self._encode_batch(batch)
+            for entry in plan.writes:
+                self.encoder.write(self._item(entry).embedding, entry.slots)
         except MultimodalEncoderRequestError as error:
             for request_id in self.items.fail(plan, error):
                 self._finish(self._requests[request_id], "error", error)
             schedule.chunks = [part for chunk in schedule.chunks if (part := self._with_ready_rows(chunk)) is not None]
             plan.chunk_end.clear()
             return True
-        encoded = {(item.request_id, item.item) for item in plan.items}
+        made = {(item.request_id, item.item) for item in (*plan.items, *plan.writes)}
         for ref in self.items.commit(plan):
-            self._pin(ref, ref in encoded)
-        return bool(plan.batches)
+            self._pin(ref, cached=ref not in made)
+        return bool(plan)
 
     def _encode_batch(self, batch: EncodeBatch) -> None:
-        pixels, slots = [], []
-        for entry in batch.items:
-            item = self._requests[entry.request_id].prompt.items[entry.item]
-            if item.embedding is not None:
-                self.encoder.write(item.embedding, entry.slots)
-            else:
-                pixels.append(ProcessedItem(item.plan, item.patches))
-                slots.append(entry.slots)
-        if not pixels:
-            return
+        items = [self._item(entry) for entry in batch.items]
         try:
-            inputs = self.encoder.pack(pixels, batch.bucket)
+            inputs = self.encoder.pack([ProcessedItem(item.plan, item.patches) for item in items], batch.bucket)
         except Exception as error:
             owners = [entry.request_id for entry in batch.items]
             raise MultimodalEncoderContractError(f"an item can't be packed: {error!r}", owners) from error
-        self.encoder.encode(inputs, slots, batch.bucket)
+        self.encoder.encode(inputs, [entry.slots for entry in batch.items], batch.bucket)
+
+    def _item(self, ref: ItemRef | EncodeItem) -> PromptItem:
+        return self._requests[ref.request_id].prompt.items[ref.item]
 
     def _with_ready_rows(self, chunk):
         end = self.items.ready_end(chunk.request.id, chunk.begin, chunk.end)
         return type(chunk)(chunk.request, chunk.begin, end) if end > chunk.begin else None
 
-    def _pin(self, ref: ItemRef, encoded: bool) -> None:
+    def _pin(self, ref: ItemRef, *, cached: bool) -> None:
         """The item's rows are held for its request: its pixels can go, its source stays."""
-        request = self._requests[ref.request_id]
-        item = request.prompt.items[ref.item]
-        if encoded:
-            request.metrics.items_encoded += 1
-        else:
+        request, item = self._requests[ref.request_id], self._item(ref)
+        if cached:
             request.metrics.items_cached += 1
+        elif item.embedding is None:
+            request.metrics.items_encoded += 1
         request.metrics.encode = request.elapsed()
         if item.patches is not None and item.source is not None:
             item.patches = None
@@ -234,12 +259,20 @@ class Engine:
             if end > request.computed:
                 delivered = True
                 self._rows.read(request, end)
+                self._fruitless_recoveries = 0
                 if request.computed >= request.prompt_len:
                     self._finish(request, "stop")
         return delivered
 
-    def _restore_pixels(self) -> bool:
-        """Sends items without pixels back to the media threads; True while any request waits for them."""
+    def _restore_pixels(self, schedule: Schedule) -> bool:
+        """Sends items without pixels back to the media threads; True while any request waits for them.
+
+        A request that runs can lack them too: rows that it counted on when it was resumed may be gone since.
+        """
+        for ref in schedule.encode.lacking_pixels:
+            request = self._requests[ref.request_id]
+            if ref.item not in request.lacking:
+                request.lacking.append(ref.item)
         for request in [*self.scheduler.waiting, *self.scheduler.embedding, *self.scheduler.running]:
             if request.lacking and not request.restoring:
                 request.restoring = True
@@ -310,12 +343,17 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason, error: MMJaxError | None = None) -> None:
         if self._requests.pop(request.id, None) is None:
             return
-        if request.status is Status.RUNNING and reason != "error":
-            register_pages(self.pages, request)
-        self.scheduler.remove(request)
-        if isinstance(error, RequestError) and error.request_id is None:
+        if isinstance(error, RequestError):
+            error = copy.copy(error)  # several requests may fail of one error, each with its own id
             error.request_id = request.id
-        request.handle.finish(request.output(reason, error))
+        try:
+            if request.status is Status.RUNNING and reason != "error":
+                register_pages(self.pages, request)
+            self.scheduler.remove(request)
+        finally:
+            if reason == "cancelled":
+                request.flush()
+            request.handle.finish(request.output(reason, error))
 
     def _unblock(self) -> bool:
         """Nothing could be scheduled and nothing will change: somebody has to go, with a reason."""
@@ -348,9 +386,14 @@ class Engine:
         for request in self._requests.values():
             request.in_flight = 0
         if self._fruitless_recoveries > 1:
+            self._fruitless_recoveries = 0
             self._fail_all(error)
         for request in list(self.scheduler.running)[::-1]:
             self.scheduler.preempt(request)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """New arrays and empty caches; nobody runs."""
         self.items.reset()
         self.pages.clear()
         self.encoder.allocate()

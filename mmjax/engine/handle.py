@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -10,19 +11,24 @@ from collections.abc import Callable, Iterator
 
 from mmjax.outputs import Delta, RequestOutput
 
+logger = logging.getLogger(__name__)
+
 
 class Handle:
-    """Thread-safe; the engine pushes, callers wait, read or cancel."""
+    """Thread-safe; the engine pushes, callers wait, read or cancel.
+
+    Deltas go to one reader: the stream, or whoever subscribed.
+    """
 
     def __init__(self, request_id: str, cancel: Callable[[str], None]):
         self.request_id = request_id
         self.submitted = time.perf_counter()
         self._cancel = cancel
-        self._deltas: queue.SimpleQueue[Delta | RequestOutput] = queue.SimpleQueue()
+        self._parts: queue.SimpleQueue[Delta | RequestOutput] = queue.SimpleQueue()
         self._done = threading.Event()
         self._output: RequestOutput | None = None
-        self._callbacks: list[Callable[[Delta | RequestOutput], None]] = []
-        self._lock = threading.Lock()
+        self._subscriber: Callable[[Delta | RequestOutput], None] | None = None
+        self._lock = threading.RLock()
 
     # ---- engine side ----------------------------------------------------------------------------------------------
 
@@ -36,15 +42,23 @@ class Handle:
             if self._output is not None:
                 return
             self._output = output
-        self._emit(output)
+            self._emit(output)
         self._done.set()
 
     def _emit(self, part: Delta | RequestOutput) -> None:
-        self._deltas.put(part)
         with self._lock:
-            callbacks = list(self._callbacks)
-        for callback in callbacks:
-            callback(part)
+            if self._subscriber is None:
+                self._parts.put(part)
+            else:
+                self._tell(part)
+
+    def _tell(self, part: Delta | RequestOutput) -> None:
+        """A subscriber's failure (its event loop is gone, say) is its own, never the engine's."""
+        try:
+            self._subscriber(part)
+        except Exception as error:
+            logger.warning("a reader of request %s failed and gets no more: %r", self.request_id, error)
+            self._subscriber = _nobody
 
     # ---- caller's side --------------------------------------------------------------------------------------------
 
@@ -70,23 +84,57 @@ class Handle:
         return output
 
     def subscribe(self, callback: Callable[[Delta | RequestOutput], None]) -> None:
-        """Calls `callback` in the engine's thread with every later delta and with the output, which comes last."""
-        with self._lock:
-            self._callbacks.append(callback)
-            output = self._output
-        if output is not None:
-            callback(output)
+        """Calls `callback` with every delta that nobody has read and with the output, which comes last.
 
-    def stream(self) -> Iterator[Delta]:
-        """Deltas as they come, once; raises the request's error where it happens; closing it cancels the request."""
-        try:
-            while True:
-                part = self._deltas.get()
-                if isinstance(part, RequestOutput):
-                    if part.error is not None:
-                        raise part.error
-                    return
-                yield part
-        finally:
-            if not self.done:
-                self.cancel()
+        Those that are there already come in this thread, later ones in the engine's: it must not block.
+        """
+        with self._lock:
+            self._subscriber = callback
+            while not self._parts.empty():
+                self._tell(self._parts.get())
+
+    def stream(self) -> Stream:
+        """Deltas as they come, once."""
+        return Stream(self, self._parts)
+
+
+class Stream(Iterator[Delta]):
+    """Deltas of one request. Raises the request's error where it happens; closing or dropping it cancels the request.
+
+    A class and no generator: a generator that was never started would not notice that it is closed.
+    """
+
+    def __init__(self, handle: Handle, parts: queue.SimpleQueue):
+        self._handle, self._parts = handle, parts
+        self._ended = False
+
+    def __next__(self) -> Delta:
+        if self._ended:
+            raise StopIteration
+        part = self._parts.get()
+        if not isinstance(part, RequestOutput):
+            return part
+        self._ended = True
+        if part.error is not None:
+            raise part.error
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancels the request if it still runs; there are no more deltas."""
+        if not self._ended:
+            self._ended = True
+            if not self._handle.done:
+                self._handle.cancel()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _nobody(part: Delta | RequestOutput) -> None:
+    """Takes the place of a subscriber that failed."""

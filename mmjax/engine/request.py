@@ -143,6 +143,13 @@ class Request:
         self.handle.push(Delta(result.text, [token_id], result.finish_reason))
         return result.finish_reason
 
+    def flush(self) -> None:
+        """Hands out the text that was held back, of an answer that is cut short."""
+        text = self.checker.flush()
+        if text:
+            self.text.append(text)
+            self.handle.push(Delta(text, [], "cancelled"))
+
     def output(self, reason: FinishReason, error: MMJaxError | None = None) -> RequestOutput:
         """What the caller gets when the request ends now."""
         self.metrics.total = self.elapsed()

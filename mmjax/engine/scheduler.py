@@ -28,10 +28,6 @@ class Schedule:
     decodes: list[Request] = field(default_factory=list)
     encode: EncodePlan | None = None
 
-    @property
-    def empty(self) -> bool:
-        return not (self.chunks or self.decodes or (self.encode and self.encode.batches))
-
 
 class Scheduler:
     """Owns the queues, the slots and the page tables of requests; one thread uses it.

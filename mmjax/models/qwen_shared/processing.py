@@ -168,6 +168,10 @@ class QwenProcessor:
         video = self._most_blocks(self.video_settings) * self.geometry.merge**2 * steps
         return {Modality.IMAGE: image, Modality.VIDEO: min(video, image)}
 
+    def worst_contexts(self, tokens: int) -> int:
+        """Attention contexts that one item of `tokens` patches may have at most: one a temporal step."""
+        return max(1, min(self._most_steps(), tokens // self.geometry.merge**2))
+
     def worst_windows(self, total_tokens: int) -> int:
         """Window rows that items of `total_tokens` patches in all need at most, under the checkpoint's limits."""
         if not self.window_side:

@@ -124,7 +124,7 @@ class PaddingStats:
         self._real[bucket] += load.tokens
 
     def snapshot(self) -> dict[str, Any]:
-        """Runs, tokens with and without padding, the share that is padding, and runs and share by bucket."""
+        """Runs, tokens with and without padding, the share that is padding, and runs and share by bucket ("512x8": tokens, contexts)."""
         padded = {bucket: runs * bucket.key.total_tokens for bucket, runs in self._runs.items()}
         return {
             "runs": self._runs.total(),
@@ -132,7 +132,7 @@ class PaddingStats:
             "padded_tokens": sum(padded.values()),
             "waste": _waste(self._real.total(), sum(padded.values())),
             "buckets": {
-                tuple(bucket.key): {"runs": runs, "waste": _waste(self._real[bucket], padded[bucket])}
+                "{}x{}".format(*bucket.key): {"runs": runs, "waste": _waste(self._real[bucket], padded[bucket])}
                 for bucket, runs in sorted(self._runs.items())
             },
         }

@@ -124,5 +124,5 @@ def test_padding_is_counted():
     snapshot = stats.snapshot()
     assert (snapshot["runs"], snapshot["tokens"], snapshot["padded_tokens"]) == (3, 1580, 2048)
     assert snapshot["waste"] == pytest.approx(1 - 1580 / 2048)
-    assert snapshot["buckets"][512, 1] == {"runs": 2, "waste": pytest.approx(212 / 1024)}
-    assert snapshot["buckets"][1024, 1] == {"runs": 1, "waste": 0.25}
+    assert snapshot["buckets"]["512x1"] == {"runs": 2, "waste": pytest.approx(212 / 1024)}
+    assert snapshot["buckets"]["1024x1"] == {"runs": 1, "waste": 0.25}

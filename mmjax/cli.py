@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     verify = commands.add_parser("verify", help="compare with transformers, layer by layer")
     verify.add_argument("checkpoint", type=Path)
-    verify.add_argument("--against", choices=("transformers",), default="transformers")
+    verify.add_argument("--against", choices=("transformers", "reference"), default="transformers")
     verify.set_defaults(run=_verify)
     return parser
 

@@ -163,9 +163,8 @@ class QwenProcessor:
         A clip has no limit that an engine could be sized by (768 frames would be a million patches): longer ones run
         where budget B, which callers can raise, has room for them.
         """
-        steps = -(-self.video_settings.max_frames // self.geometry.temporal)
         image = self._most_blocks(self.image_settings) * self.geometry.merge**2
-        video = self._most_blocks(self.video_settings) * self.geometry.merge**2 * steps
+        video = self._most_blocks(self.video_settings) * self.geometry.merge**2 * self._most_steps()
         return {Modality.IMAGE: image, Modality.VIDEO: min(video, image)}
 
     def worst_contexts(self, tokens: int) -> int:

@@ -124,7 +124,10 @@ class PaddingStats:
         self._real[bucket] += load.tokens
 
     def snapshot(self) -> dict[str, Any]:
-        """Runs, tokens with and without padding, the share that is padding, and runs and share by bucket ("512x8": tokens, contexts)."""
+        """Runs, tokens with and without padding, the share that is padding; runs and share by bucket.
+
+        Buckets are named by tokens and contexts, "512x8".
+        """
         padded = {bucket: runs * bucket.key.total_tokens for bucket, runs in self._runs.items()}
         return {
             "runs": self._runs.total(),

@@ -35,7 +35,8 @@ class EncoderBudgets:
       base_num_tokens: B as configured, in attention tokens before merging.
       max_num_tokens: B in force, raised to the largest item.
       largest_item: attention tokens of the largest item of any modality; `item_tokens` has them by modality.
-      attention_capacity: segments the largest item may need, by kind of attention ("full" contexts, "window" rows).
+      attention_capacity: segments that one item of B tokens may need, by kind of attention ("full" contexts, "window"
+        rows); a clip may be larger than `largest_item`.
       max_output_rows: rows that one legal encoder batch may give.
       row_bytes: bytes of one embedding row.
       output_bytes: C, bytes of rows that requests in progress may hold.
@@ -151,9 +152,9 @@ def resolve_budgets(
     tokens = max(base, largest)
     if tokens > base:
         logger.warning("encoder_max_num_tokens raised from %d to %d, the tokens of the largest item", base, tokens)
-    capacity = {"full": _positive("the contexts of the largest item", worst_contexts(processor, cfg.merge, largest))}
+    capacity = {"full": _positive("the contexts of the worst item", worst_contexts(processor, cfg.merge, tokens))}
     if cfg.window_capacity:
-        capacity["window"] = _positive("the window rows of the largest item", processor.worst_windows(largest))
+        capacity["window"] = _positive("the window rows of the worst item", processor.worst_windows(tokens))
     rows = _positive("the output rows of an encoder batch", max_output_rows(processor, cfg.merge, tokens))
     row_bytes = bytes_per_row(cfg, row_dtype, text_embedding)
     least = rows if readiness is Readiness.REQUEST else max_output_rows(processor, cfg.merge, largest)

@@ -23,9 +23,11 @@ def ladder_of(*pairs):
     return BucketLadder([bucket(*pair) for pair in pairs])
 
 
-def family(tokens=8192, largest=4096, windows=64, worst=lambda tokens: -(-tokens // 10), **knobs):
+def family(tokens=8192, largest=4096, windows=64, worst=lambda tokens: -(-tokens // 10), worst_contexts=None, **knobs):
     cfg = SimpleNamespace(dtype="float32", row_width=8, merge=4, window_capacity=windows)
-    processor = SimpleNamespace(max_tokens_per_item=lambda: {"image": largest}, worst_windows=worst)
+    processor = SimpleNamespace(
+        max_tokens_per_item=lambda: {"image": largest}, worst_windows=worst, worst_contexts=worst_contexts
+    )
     budgets = resolve_budgets(processor, cfg, max_batch_size=64, max_num_tokens=tokens)
     return budgets, build_ladder(budgets, processor, cfg, **knobs)
 
@@ -92,8 +94,9 @@ def test_waste_is_at_most_a_third_from_the_first_half_size_on(tokens):
 )
 def test_the_top_covers_the_budget_and_the_worst_item(tokens, largest, windows, floor, pairs):
     budgets, ladder = family(tokens, largest, windows, floor=floor, buckets=pairs)
-    worst_item = EncoderLoad(1, largest, largest // 4, -(-largest // 10) if windows else 0, largest // 4)
-    assert ladder.fit(worst_item) is not None
+    for size in (largest, budgets.max_num_tokens):
+        worst_item = EncoderLoad(1, size, size // 4, -(-size // 10) if windows else 0, size // 4)
+        assert ladder.fit(worst_item) is not None
     assert ladder.fit(EncoderLoad(1, budgets.max_num_tokens, 1, 0, budgets.max_output_rows)) is not None
     assert list(ladder.buckets) == sorted(ladder.buckets)
 
@@ -105,13 +108,13 @@ def test_only_the_last_bucket_pays_for_the_worst_windows():
     assert ladder.buckets[-1].window_rows == 820
     assert ladder.buckets[-1].key == (8192, 2048)
     assert ladder.buckets[-2].key == (8192, 128)
-    _, plain = family(8192, 256, worst=lambda tokens: -(-tokens // 64))
+    _, plain = family(8192, worst=lambda tokens: -(-tokens // 64), worst_contexts=lambda tokens: 20)
     assert [b.key.total_tokens for b in plain.buckets] == ladder_sizes(8192)
 
 
 def test_given_buckets_are_completed_by_one_that_reaches_the_budget():
     _, ladder = family(8192, 1024, windows=0, buckets=[(512, 4), (512, 4), (100, 1)])
-    assert [b.key for b in ladder.buckets] == [(100, 1), (512, 4), (8192, 256)]
+    assert [b.key for b in ladder.buckets] == [(100, 1), (512, 4), (8192, 2048)]
 
 
 def test_padding_is_counted():

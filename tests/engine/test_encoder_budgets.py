@@ -103,10 +103,10 @@ def test_budgets_that_cannot_work(proc, knobs, words):
         resolve(proc, **knobs)
 
 
-def test_attention_capacity_covers_the_largest_item():
-    assert resolve().attention_capacity == {"full": 1024}
+def test_attention_capacity_covers_the_worst_item_of_budget_b():
+    assert resolve().attention_capacity == {"full": 2048}
     windows = resolve(processor(worst_windows=lambda tokens: tokens // 10, image=4096), config(window_capacity=64))
-    assert windows.attention_capacity == {"full": 1024, "window": 409}
+    assert windows.attention_capacity == {"full": 2048, "window": 819}
     with pytest.raises(ConfigError, match="window rows"):
         resolve(processor(worst_windows=lambda tokens: 0, image=4096), config(window_capacity=64))
     few = processor(image=4096)

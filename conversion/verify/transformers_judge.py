@@ -14,17 +14,20 @@ import numpy as np
 
 from conversion.verify.prompt import VerifyPrompt
 from conversion.verify.stages import Stages
-from mmjax.errors import ConfigError
+from mmjax.errors import CheckpointError, ConfigError
 
 
 def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
     """Runs the checkpoint at `path` (Hugging Face layout) in float32 on the CPU.
 
     Raises:
+      CheckpointError: there is no chat template.
       ConfigError: torch or torchvision is not installed.
     """
     transformers = _import_transformers()
     processor = transformers.AutoProcessor.from_pretrained(path, local_files_only=True)
+    if processor.chat_template is None:
+        raise CheckpointError(f"{path} has no chat template, which the prompt of a verification needs")
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         path, dtype="float32", attn_implementation="eager", local_files_only=True
     )

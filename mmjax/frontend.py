@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmjax.config import MultimodalConfig
-from mmjax.errors import RequestError
+from mmjax.errors import EngineError, PlaceholderError, RequestError
 from mmjax.inputs.chat import ChatRenderer, load_chat_template
 from mmjax.inputs.content_parts import MediaPart
 from mmjax.inputs.embeddings import accept_embeddings
@@ -148,11 +148,19 @@ class Frontend:
 
     def _items(self, parts: Sequence[MediaPart], options: InputOptions, pixels: bool) -> list[ItemInput]:
         """Opens, decodes and cuts all items in the media threads; the first failure in order is raised."""
-        supplied = {_modality(name): iter(values) for name, values in (options.multi_modal_embeddings or {}).items()}
+        supplied = {_modality(name): list(values) for name, values in (options.multi_modal_embeddings or {}).items()}
+        for modality, values in supplied.items():
+            count = sum(part.modality is modality for part in parts)
+            if len(values) != count:
+                raise PlaceholderError(f"multi_modal_embeddings has {len(values)} entries for {count} {modality} items")
+        queues = {modality: iter(values) for modality, values in supplied.items()}
         futures = []
         for index, part in enumerate(parts):
-            embedding = next(supplied.get(part.modality, iter(())), None)
-            futures.append(self._media.submit(self._item, index, part, options, pixels, embedding))
+            embedding = next(queues.get(part.modality, iter(())), None)
+            try:
+                futures.append(self._media.submit(self._item, index, part, options, pixels, embedding))
+            except RuntimeError as error:
+                raise EngineError("this LLM was closed") from error
         return [future.result() for future in futures]
 
     def _item(self, index: int, part: MediaPart, options: InputOptions, pixels: bool, embedding: Any) -> ItemInput:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from mmjax.config import EngineConfig, MultimodalConfig
 from mmjax.engine.detokenizer import Detokenizer
-from mmjax.engine.handle import Handle
+from mmjax.engine.handle import Handle, Stream
 from mmjax.engine.request import Request
 from mmjax.engine.stop import StopChecker
 from mmjax.errors import ConfigError, EngineError, PromptTooLongError, RequestError
@@ -140,49 +141,58 @@ class LLM:
         ]
         return [_output(handle) for handle in handles]
 
-    def stream(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Iterator[Delta]:
+    def stream(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Stream:
         """The answer piece by piece. Raises the request's error where it happens; closing it cancels the request."""
         return self.submit(messages, params, **options).stream()
 
     def submit(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Handle:
         """Queues a conversation and returns its handle at once after its media are decoded."""
-        handle = self._handle()
-        inputs = _input_options(options)
-        limit = self._prompt_limit()
-        return self._start(handle, lambda: self.frontend.chat(messages, inputs, limit=limit), params)
+        handle, inputs, limit = self._handle(), _input_options(options), self._prompt_limit()
+        self._start(handle, lambda: self.frontend.chat(messages, inputs, limit=limit), params)
+        return handle
 
     def _submit_prompt(self, prompt: Any, params: SamplingParams | None, data: Any, **options: Any) -> Handle:
-        handle = self._handle()
-        inputs = _input_options(options)
-        limit = self._prompt_limit()
-        return self._start(handle, lambda: self.frontend.prompt(prompt, data, inputs, limit=limit), params)
+        handle, inputs, limit = self._handle(), _input_options(options), self._prompt_limit()
+        self._start(handle, lambda: self.frontend.prompt(prompt, data, inputs, limit=limit), params)
+        return handle
 
     async def achat(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> RequestOutput:
         """`chat` of one conversation for coroutines; cancelling the task cancels the request."""
-        handle = await asyncio.to_thread(self.submit, messages, params, **options)
-        try:
-            return await asyncio.to_thread(handle.result)
-        except asyncio.CancelledError:
-            handle.cancel()
-            raise
+        async with aclosing(self._parts(messages, params, options)) as parts:
+            *_, output = [part async for part in parts]
+        return output
 
     async def astream(
         self, messages: Messages, params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[Delta]:
         """`stream` for coroutines."""
-        handle = await asyncio.to_thread(self.submit, messages, params, **options)
+        async with aclosing(self._parts(messages, params, options)) as parts:
+            async for part in parts:
+                if isinstance(part, Delta):
+                    yield part
+
+    async def _parts(
+        self, messages: Messages, params: SamplingParams | None, options: dict[str, Any]
+    ) -> AsyncIterator[Delta | RequestOutput]:
+        """Deltas and, last, the output. Raises the request's error; whoever leaves early cancels the request."""
+        submitting = asyncio.ensure_future(asyncio.to_thread(self.submit, messages, params, **options))
+        try:
+            handle = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(_cancel_submitted)
+            raise
         loop, parts = asyncio.get_running_loop(), asyncio.Queue()
         handle.subscribe(lambda part: loop.call_soon_threadsafe(parts.put_nowait, part))
         try:
-            while True:
+            part = None
+            while not isinstance(part, RequestOutput):
                 part = await parts.get()
-                if isinstance(part, RequestOutput):
-                    if part.error is not None:
-                        raise part.error
-                    return
+                if isinstance(part, RequestOutput) and part.error is not None:
+                    raise part.error
                 yield part
         finally:
-            handle.cancel()
+            if not handle.done:
+                handle.cancel()
 
     # ---- embeddings, counts, explanations -------------------------------------------------------------------------
 
@@ -194,11 +204,9 @@ class LLM:
         """
         if len(images) == 0:
             return []
-        handle = self._handle()
-        inputs = _input_options(options)
-        prompt = self.frontend.images(images, inputs)
-        request = self._request(handle, prompt, SamplingParams(max_tokens=1), embed_only=True)
-        self.running.submit(request)
+        handle, inputs = self._handle(), _input_options(options)
+        params = SamplingParams(max_tokens=1)
+        request = self._start(handle, lambda: self.frontend.images(images, inputs), params, embed_only=True)
         handle.result()
         return request.rows
 
@@ -214,6 +222,7 @@ class LLM:
 
     def stats(self) -> Stats:
         """Budgets, pools, cache hits, compiles since start-up, pages, step times. The reference has none."""
+        self._check_open()
         if isinstance(self.running, ReferenceEngine):
             raise EngineError("the reference keeps no statistics")
         return collect_stats(self.running, self.model.cfg, self.device)
@@ -224,6 +233,7 @@ class LLM:
             self._closed = True
             self.running.close()
             self._media.shutdown()
+            self.running.release()
 
     def __enter__(self) -> LLM:
         return self
@@ -236,26 +246,34 @@ class LLM:
     def _prompt_limit(self) -> int:
         return self.running.max_seq_len - 1
 
-    def _handle(self) -> Handle:
+    def _check_open(self) -> None:
         if self._closed:
             raise EngineError("this LLM was closed")
+
+    def _handle(self) -> Handle:
+        self._check_open()
         return Handle(f"r{next(self._ids)}", self.running.cancel)
 
-    def _start(self, handle: Handle, prepare: Any, params: SamplingParams | None) -> Handle:
-        if self.multimodal.mm_encoder_only:
+    def _start(
+        self,
+        handle: Handle,
+        prepare: Callable[[], PreparedPrompt],
+        params: SamplingParams | None,
+        *,
+        embed_only: bool = False,
+    ) -> Request:
+        """Submits what `prepare` makes; errors of the request name it."""
+        if self.multimodal.mm_encoder_only and not embed_only:
             raise EngineError("this engine only encodes (mm_encoder_only): use LLM.encode")
         try:
-            prompt = prepare()
-            request = self._request(handle, prompt, params or SamplingParams())
+            request = self._request(handle, prepare(), params or SamplingParams(), embed_only=embed_only)
         except RequestError as error:
             error.request_id = error.request_id or handle.request_id
             raise
         self.running.submit(request)
-        return handle
+        return request
 
-    def _request(
-        self, handle: Handle, prompt: PreparedPrompt, params: SamplingParams, *, embed_only: bool = False
-    ) -> Request:
+    def _request(self, handle: Handle, prompt: PreparedPrompt, params: SamplingParams, *, embed_only: bool) -> Request:
         room = self.running.max_seq_len - len(prompt.token_ids)
         if not embed_only and room < 1:
             raise PromptTooLongError(
@@ -298,8 +316,16 @@ class LLM:
 
 
 def _is_conversation(messages: Any) -> bool:
-    """Whether this is one conversation (a list of messages) and not a list of conversations."""
+    """Whether this is one conversation (a list of messages, or nothing that makes sense) and no list of them."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        return True
     return len(messages) > 0 and isinstance(messages[0], Mapping)
+
+
+def _cancel_submitted(submitting: asyncio.Future[Handle]) -> None:
+    """A request whose caller gave up while it was being submitted."""
+    if not submitting.cancelled() and submitting.exception() is None:
+        submitting.result().cancel()
 
 
 def _output(handle: Handle) -> RequestOutput:

@@ -43,6 +43,13 @@ class Machine:
     compile_seconds: float
     counter: CompileCounter  # compilations since everything was ready
 
+    def release(self) -> None:
+        """Lets go of arrays and executables; nothing can be served any more."""
+        self.counter.stop()
+        self.encoder.release()
+        if self.text is not None:
+            self.text.release()
+
 
 def start_engine(
     model: Model,
@@ -57,7 +64,8 @@ def start_engine(
 ) -> Service | ReferenceEngine:
     """A running engine: the fast one, or the slow judge."""
     if reference:
-        return ReferenceEngine(model, params, device=device, max_seq_len=engine.max_seq_len).start()
+        banned = model.processor.never_sampled if engine.mask_placeholders else ()
+        return ReferenceEngine(model, params, device=device, max_seq_len=engine.max_seq_len, banned_ids=banned).start()
     machine = build_machine(model, params, engine, multimodal, device=device, progress=progress)
     return serve(machine, multimodal, media)
 

@@ -44,12 +44,13 @@ class EncoderRunner:
         self._encode: dict[EncoderBucket, Any] = {}
         self._copies: dict[str, Any] = {}
         self.pool: jax.Array | None = None
+        shape, sharding = (pool_rows, cfg.row_width), jax.sharding.SingleDeviceSharding(device)
+        self._make_pool = jax.jit(lambda: jnp.zeros(shape, cfg.dtype), out_shardings=sharding)
 
     def allocate(self) -> None:
         """Makes the pool; after a device error, makes it again."""
-        sharding = jax.sharding.SingleDeviceSharding(self.device)
-        shape, dtype = (self.pool_rows, self.cfg.row_width), self.cfg.dtype
-        self.pool = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)()
+        self.pool = None  # the old one goes first: two may not fit
+        self.pool = self._make_pool()
 
     def jobs(self) -> list[Job]:
         """Compile jobs of every bucket, largest first, and of the pool's doors."""
@@ -82,13 +83,19 @@ class EncoderRunner:
             inputs = self.family.vision_inputs(self.cfg, bucket)
             inputs, row_slots = shapes_on(self.device, (inputs, shape((bucket.rows,), jnp.int32)))
             arguments = (params, table, pool, inputs, row_slots)
-            name = f"encode {bucket.key.total_tokens}"
-            jobs.append(Job(name, encode, arguments, partial(self._encode.__setitem__, bucket)))
+            jobs.append(Job(_name(bucket), encode, arguments, partial(self._encode.__setitem__, bucket)))
         return jobs
 
+    def release(self) -> None:
+        """Lets go of arrays and executables."""
+        self.params = self.pool = self._table = None
+        self._encode.clear()
+        self._copies.clear()
+
     def executables(self) -> dict[str, Any]:
-        """Every compiled bucket by name, for memory accounting and tests."""
-        return {f"encode {bucket.key.total_tokens}": compiled for bucket, compiled in self._encode.items()}
+        """Every compiled function by name, for memory accounting and tests."""
+        encode = {_name(bucket): compiled for bucket, compiled in self._encode.items()}
+        return encode | {f"{name} rows": compiled for name, compiled in self._copies.items()}
 
     def pack(self, items: Sequence[ProcessedItem], bucket: EncoderBucket) -> Any:
         """The family's inputs for `items`, host arrays padded to `bucket`."""
@@ -122,3 +129,8 @@ class EncoderRunner:
         part = slots[start : start + COPY_ROWS]
         padded[: len(part)] = part
         return padded
+
+
+def _name(bucket: EncoderBucket) -> str:
+    """Buckets of equal tokens may differ in contexts and window rows."""
+    return f"encode {bucket.key.total_tokens} x {bucket.key.num_contexts} + {bucket.window_rows}"

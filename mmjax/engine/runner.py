@@ -68,6 +68,7 @@ class ModelRunner:
         self._remember: Any = None
         self.state: EngineState | None = None
         self.layout: Layout | None = None
+        self._make_state: Callable[[], EngineState] | None = None
 
     # ---- start-up -------------------------------------------------------------------------------------------------
 
@@ -82,6 +83,8 @@ class ModelRunner:
             pool_rows=self._pool_rows,
             axes=self.cfg.position_axes,
         )
+        sharding = jax.sharding.SingleDeviceSharding(self.device)
+        self._make_state = jax.jit(self._fresh_state, out_shardings=sharding)
 
     def bytes_per_block(self) -> int:
         """Bytes of one KV page over all layers."""
@@ -91,7 +94,8 @@ class ModelRunner:
 
     def allocate(self) -> None:
         """Makes the state's arrays; after a device error, makes them again."""
-        self.state = jax.jit(self._fresh_state, out_shardings=jax.sharding.SingleDeviceSharding(self.device))()
+        self.state = None  # the old ones go first: two sets may not fit
+        self.state = self._make_state()
 
     def _fresh_state(self) -> EngineState:
         cfg, layout = self.cfg, self.layout
@@ -132,10 +136,17 @@ class ModelRunner:
     def _keep_remember(self, compiled: Any) -> None:
         self._remember = compiled
 
+    def release(self) -> None:
+        """Lets go of arrays and executables."""
+        self.params = self.state = self._banned = self._remember = None
+        self._prefill.clear()
+        self._decode.clear()
+
     def executables(self) -> dict[str, Any]:
         """Every compiled step by name, for memory accounting and tests."""
         named = {f"prefill {size}": compiled for size, compiled in self._prefill.items()}
-        return named | {f"decode {size}": compiled for size, compiled in self._decode.items()}
+        named |= {f"decode {size}": compiled for size, compiled in self._decode.items()}
+        return named if self._remember is None else named | {"remember": self._remember}
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 

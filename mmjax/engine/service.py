@@ -92,4 +92,10 @@ class Service:
         return self.engine.call(function)
 
     def close(self) -> None:
+        """Cancels what is running. Another service may follow over the same machine."""
         self.engine.close()
+
+    def release(self) -> None:
+        """After `close`: lets go of the device's arrays."""
+        if self.machine is not None:
+            self.machine.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,18 +24,28 @@ class ReferenceEngine:
 
     tokens_per_block = None
 
-    def __init__(self, model: Model, params: dict, *, device: jax.Device, max_seq_len: int | None = None):
+    def __init__(
+        self,
+        model: Model,
+        params: dict,
+        *,
+        device: jax.Device,
+        max_seq_len: int | None = None,
+        banned_ids: Sequence[int] = (),
+    ):
         self.runner = ReferenceRunner(
             model.family,
             model.cfg,
             params,
             model.processor,
             device=device,
-            banned_ids=model.processor.never_sampled,
+            banned_ids=banned_ids,
         )
         self.max_seq_len = max_seq_len or model.cfg.max_position_embeddings
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._cancelled: set[str] = set()
+        self._door = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._loop, name="mmjax-reference", daemon=True)
 
     def start(self) -> ReferenceEngine:
@@ -46,7 +56,10 @@ class ReferenceEngine:
         """Nothing to refuse: there are no steps to fit into."""
 
     def submit(self, request: Request) -> None:
-        self._inbox.put(request)
+        with self._door:
+            if self._closed:
+                raise EngineError("the engine was closed")
+            self._inbox.put(request)
 
     def cancel(self, request_id: str) -> None:
         self._cancelled.add(request_id)
@@ -55,8 +68,15 @@ class ReferenceEngine:
         return function()
 
     def close(self) -> None:
-        self._inbox.put(None)
+        """Cancels what is left and ends the thread."""
+        with self._door:
+            self._closed = True
+            self._inbox.put(None)
         self._thread.join()
+
+    def release(self) -> None:
+        """After `close`: lets go of the device's arrays."""
+        self.runner.params = None
 
     def _loop(self) -> None:
         while (request := self._inbox.get()) is not None:
@@ -69,7 +89,7 @@ class ReferenceEngine:
                 request.handle.finish(request.output("error", failure))
 
     def _run(self, request: Request) -> None:
-        rows = self.item_rows(request)
+        rows = [] if self._gone(request) else self.item_rows(request)
         if request.embed_only:
             request.rows = rows
             request.handle.finish(request.output("stop"))
@@ -77,13 +97,17 @@ class ReferenceEngine:
         request.note_started(0)
         reason = None
         while reason is None:
-            if request.id in self._cancelled:
+            if self._gone(request):
                 reason = "cancelled"
+                request.flush()
                 break
             logits = self.runner.logits(request.prompt, rows, request.output_ids)[-1:]
             reason = request.accept(*self._choose(request, logits))
         self._cancelled.discard(request.id)
         request.handle.finish(request.output(reason))
+
+    def _gone(self, request: Request) -> bool:
+        return self._closed or request.id in self._cancelled
 
     def item_rows(self, request: Request) -> list[np.ndarray]:
         """Rows of every item, each encoded alone, or as the caller supplied them."""

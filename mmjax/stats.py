@@ -64,6 +64,11 @@ class Stats:
         return f"<table>{''.join(rows)}</table>"
 
 
+def _attention(cfg: Any, platform: str) -> dict[str, str]:
+    tower, text = (choices(platform, cfg.dtype, head_dim) for head_dim in (cfg.vision_head_dim, cfg.head_dim))
+    return {"packed": tower.packed, "windowed": tower.windowed, "prefill": text.prefill, "decode": text.decode}
+
+
 def collect_stats(service: Any, cfg: Any, device: Any) -> Stats:
     """Reads a running `Service` between two steps."""
 
@@ -72,7 +77,7 @@ def collect_stats(service: Any, cfg: Any, device: Any) -> Stats:
         times = np.asarray(trace.times) * 1e3 if trace.times else np.zeros(1)
         return Stats(
             device=device.device_kind,
-            attention=asdict(choices(device.platform, cfg.dtype, cfg.head_dim)),
+            attention=_attention(cfg, device.platform),
             budgets=service.budgets.as_dict(),
             items=service.items.stats(),
             pages=service.pages.stats()._asdict(),

@@ -27,6 +27,7 @@ class ModelConfig(Protocol):
     num_heads: int  # N
     num_kv_heads: int  # K
     head_dim: int  # D of the text model
+    vision_head_dim: int  # D of the tower
     position_axes: int  # 3 with mRoPE, else 1
     max_position_embeddings: int
     merge: int  # vision patches per embedding row

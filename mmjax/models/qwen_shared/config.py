@@ -121,6 +121,10 @@ class QwenConfig:
         return self.text.max_position_embeddings
 
     @property
+    def vision_head_dim(self) -> int:
+        return self.vision.head_dim
+
+    @property
     def merge(self) -> int:
         """Patches that make one embedding row."""
         return self.vision.merge**2

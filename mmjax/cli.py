@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--temperature", type=float, default=0.0)
     chat.set_defaults(run=_chat)
 
-    convert = commands.add_parser("convert", help="Hugging Face directory -> orbax checkpoint that loads faster")
+    convert = commands.add_parser("convert", help="Hugging Face directory -> orbax checkpoint")
     convert.add_argument("source", type=Path)
     convert.add_argument("target", type=Path)
     convert.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: as stored")

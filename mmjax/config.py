@@ -90,6 +90,7 @@ class MultimodalConfig:
       encoder_scheduling_policy: "default", "eager" (items before LLM capacity) or "disabled" (whole requests at once).
       readiness: "chunk" starts prefill before a request's last item is encoded; "request" waits for all of them.
       encoder_tokens_while_decoding: cap on encoder tokens of a step while sequences decode; None: budget B.
+      encoder_side_stream_max_ahead: requests whose items are encoded before a chunk needs them, in budget left over.
       limit_mm_per_prompt: most items of each modality in one prompt, such as {"image": 4}.
       max_image_pixels: pictures with more pixels are refused before they are decoded.
       image_background: colour behind transparent pixels.
@@ -106,6 +107,7 @@ class MultimodalConfig:
     encoder_scheduling_policy: Policy = "default"
     readiness: Readiness = "chunk"
     encoder_tokens_while_decoding: int | None = None
+    encoder_side_stream_max_ahead: int = 0
     limit_mm_per_prompt: Mapping[str, int] | None = None
     max_image_pixels: int = 178_956_970
     image_background: tuple[int, int, int] = (255, 255, 255)

@@ -22,8 +22,8 @@ from mmjax.inputs.process import media_item, planned_item
 from mmjax.inputs.prompt import ItemInput, PreparedPrompt
 from mmjax.inputs.prompt_forms import compact_prompt
 from mmjax.inputs.tokenise import GuardedTokenizer
-from mmjax.loading import Model
 from mmjax.media import MediaOptions, open_media
+from mmjax.models.family import Model
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,10 @@ import jax
 from transformers import AutoTokenizer
 
 from mmjax.errors import CheckpointError, ConfigError
-from mmjax.models.family import Family, ModelConfig, Processor
+from mmjax.models.family import Model
 from mmjax.models.registry import family_for
 
 DTYPES = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Model:
-    """Everything that a checkpoint directory holds; `params` is None until they are loaded."""
-
-    path: Path
-    family: Family
-    cfg: ModelConfig
-    processor: Processor
-    tokenizer: Any
-    eos_token_ids: tuple[int, ...]
 
 
 def _read_json(path: Path) -> dict:

@@ -21,7 +21,7 @@ from mmjax.engine.runner import ModelRunner
 from mmjax.engine.service import Service
 from mmjax.engine.trace import StepTrace
 from mmjax.errors import ConfigError
-from mmjax.loading import Model
+from mmjax.models.family import Model
 from mmjax.reference.engine import ReferenceEngine
 
 logger = logging.getLogger(__name__)

@@ -91,7 +91,7 @@ def corners(shape: Shape) -> list[tuple[float, float]]:
 def draw(scene: Scene, rng: np.random.Generator) -> np.ndarray:
     """Renders a scene: uint8 [height, width, 3]. `rng` supplies the noise alone."""
     side = max(scene.width, scene.height)
-    scale = 1 if not scene.smooth or side > MAX_SIDE else 2 if side > MAX_SIDE // 2 else 3
+    scale = 2 if scene.smooth and side <= MAX_SIDE else 1
     image = Image.new("RGB", (scene.width * scale, scene.height * scale), scene.background)
     pen = ImageDraw.Draw(image)
     for shape in scene.shapes:
@@ -195,8 +195,8 @@ def random_scene(rng: np.random.Generator, count: int | None = None, size: tuple
     width, height = size or random_size(rng, *((MAX_SIDE, 2 * MAX_SIDE) if large else (MIN_SIDE, MAX_SIDE)))
     background = random_background(rng)
     shapes = tuple(random_shape(rng, place, background) for place in _places(rng, count, width, height))
-    noise = float(rng.uniform(1, 6)) if rng.random() < 0.15 else 0.0
-    jpeg = int(rng.integers(60, 96)) if rng.random() < 0.2 else None
+    noise = float(rng.uniform(1, 6)) if rng.random() < 0.1 else 0.0
+    jpeg = int(rng.integers(60, 96)) if rng.random() < 0.12 else None
     return Scene(width, height, background, shapes, bool(rng.random() < 0.5), noise, jpeg)
 
 
@@ -226,7 +226,7 @@ def random_clip(rng: np.random.Generator, size: tuple[int, int] | None = None, l
     length = length or int(rng.integers(4, 17))
     fps = (None, 1.0, 2.0, 4.0, 8.0, 24.0, 30.0)[rng.integers(7)]
     while True:
-        sides = size or random_size(rng, high=MAX_SIDE if rng.random() < 0.25 else MAX_SIDE // 2)
+        sides = size or random_size(rng, high=(140, 140, 168, MAX_SIDE)[rng.integers(4)])
         scene = random_scene(rng, int(rng.integers(1, 4)), sides)
         shapes, ways, paths = list(scene.shapes), {}, {}
         movers = 2 if len(shapes) > 1 and rng.random() < 0.4 else 1

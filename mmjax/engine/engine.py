@@ -225,13 +225,21 @@ class Engine:
         return bool(plan)
 
     def _encode_batch(self, batch: EncodeBatch) -> None:
-        items = [self._item(entry) for entry in batch.items]
+        items = [ProcessedItem(item.plan, item.patches) for item in map(self._item, batch.items)]
         try:
-            inputs = self.encoder.pack([ProcessedItem(item.plan, item.patches) for item in items], batch.bucket)
+            inputs = self.encoder.pack(items, batch.bucket)
         except Exception as error:
-            owners = [entry.request_id for entry in batch.items]
+            owners = [e.request_id for e, item in zip(batch.items, items, strict=True) if not self._packs(item, batch)]
             raise MultimodalEncoderContractError(f"an item can't be packed: {error!r}", owners) from error
         self.encoder.encode(inputs, [entry.slots for entry in batch.items], batch.bucket)
+
+    def _packs(self, item: ProcessedItem, batch: EncodeBatch) -> bool:
+        """Whether an item alone can be packed: in a batch that can't, those that fail are to blame."""
+        try:
+            self.encoder.pack([item], batch.bucket)
+        except Exception:
+            return False
+        return True
 
     def _item(self, ref: ItemRef | EncodeItem) -> PromptItem:
         return self._requests[ref.request_id].prompt.items[ref.item]

@@ -16,6 +16,7 @@ from mmjax.config import EngineConfig
 from mmjax.encoder.plan import EncodePlan
 from mmjax.encoder.scheduler import EncoderSchedulingPolicy, MultimodalItemScheduler
 from mmjax.engine.batch import Chunk
+from mmjax.engine.embedding import encoder_item
 from mmjax.engine.pages import PageAllocator
 from mmjax.engine.request import Request, Status
 
@@ -32,6 +33,8 @@ class Schedule:
 class Scheduler:
     """Owns the queues, the slots and the page tables of requests; one thread uses it.
 
+    Items of the first `max_ahead` requests are encoded before a chunk needs them, if a step has encoder budget left.
+
     `embedding` requests want rows and no tokens: they take part in the item plane alone. `must_drain` is set when
     somebody has to be preempted but tokens are in flight: the engine reads them before it schedules again.
     """
@@ -43,6 +46,7 @@ class Scheduler:
         items: MultimodalItemScheduler,
         *,
         encoder_cap_while_decoding: int | None = None,
+        max_ahead: int = 0,
     ):
         self.config, self.pages, self.items = config, pages, items
         self.waiting: deque[Request] = deque()
@@ -50,7 +54,7 @@ class Scheduler:
         self.embedding: list[Request] = []
         self.preemptions = 0
         self.must_drain = False
-        self._encoder_cap = encoder_cap_while_decoding
+        self._encoder_cap, self._max_ahead = encoder_cap_while_decoding, max_ahead
         self._free_slots = list(range(config.max_batch_size))[::-1]
 
     # ---- requests -------------------------------------------------------------------------------------------------
@@ -98,31 +102,31 @@ class Scheduler:
             if request.status is Status.RUNNING and decodes and self._room_for(request, request.computed + 1):
                 step.decodes.append(request)
         self.items.begin(self._encoder_cap if step.decodes else None)
+        active = [request.id for request in (*self.running, *self.waiting)]
         if self.items.policy is EncoderSchedulingPolicy.EAGER:
-            self.items.look_ahead([request.id for request in (*self.running, *self.waiting)])
-        self._claim_rows_to_embed()
+            self.items.look_ahead(active)
         self._schedule_chunks(step, self.config.chunk_tokens - len(step.decodes))
-        if self.items.policy is EncoderSchedulingPolicy.DEFAULT:
-            self.items.look_ahead([request.id for request in (*self.running, *self.waiting)])
+        self.items.look_ahead(active[: self._max_ahead])
         step.encode = self.items.close()
         # Making room for a chunk may have preempted a request that was to decode or to prefill.
         step.decodes = [request for request in step.decodes if request.status is Status.RUNNING]
         step.chunks = self._within_rows(step.chunks, step.encode.chunk_end)
         return step
 
-    def _claim_rows_to_embed(self) -> None:
-        for request in self.embedding:
-            if not request.restoring:
-                self.items.claim(request.id, request.computed, request.prompt_len)
-
     def _schedule_chunks(self, step: Schedule, budget: int) -> None:
+        """Claims rows and tokens in order of arrival; once the step is full, only for requests that want rows alone."""
         prefilling = [request for request in self.running if request.prefilling]
-        newcomers = set(self.waiting)
-        for request in self._in_order([*prefilling, *self.waiting]):
+        newcomers = self._newcomers()
+        for request in self._in_order([*prefilling, *self.waiting, *self.embedding]):
+            if request.embed_only:
+                if not request.restoring:
+                    self.items.claim(request.id, request.computed, request.prompt_len)
+                continue
             if budget <= 0 or len(step.chunks) == self.config.max_prefill_sequences:
-                return
-            if request in newcomers and not self._start(request):
-                return  # first come, first served: nobody passes the head of the queue
+                continue
+            if request in self.waiting and (request not in newcomers or not self._start(request)):
+                budget = 0  # first come, first served: nobody passes the head of the queue
+                continue
             if request.status is not Status.RUNNING:
                 continue  # preempted a moment ago, or its pixels are being decoded again
             wanted = min(request.prefill_end, request.computed + budget)
@@ -133,8 +137,14 @@ class Scheduler:
                 step.chunks.append(Chunk(request, request.computed, end))
                 budget -= end - request.computed
 
+    def _newcomers(self) -> set[Request]:
+        """Waiting requests that may start; where requests wait for all of their items, the encoder says how many."""
+        waiting = list(self.waiting)
+        loads = [[encoder_item(item).load for item in request.prompt.items] for request in waiting]
+        return set(waiting[: self.items.gate([request.id for request in self.running], loads)])
+
     def _in_order(self, requests: Sequence[Request]) -> list[Request]:
-        by_id = {request.id: request for request in requests}
+        by_id = {request.id: request for request in sorted(requests, key=lambda r: r.arrival)}
         return [by_id[request_id] for request_id in self.items.order(list(by_id))]
 
     def _start(self, request: Request) -> bool:

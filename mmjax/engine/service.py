@@ -52,7 +52,11 @@ class Service:
         policy = EncoderSchedulingPolicy(multimodal.encoder_scheduling_policy)
         self.items = MultimodalItemScheduler(budgets, BucketLadder(encoder.buckets), policy)
         self.scheduler = Scheduler(
-            config, self.pages, self.items, encoder_cap_while_decoding=multimodal.encoder_tokens_while_decoding
+            config,
+            self.pages,
+            self.items,
+            encoder_cap_while_decoding=multimodal.encoder_tokens_while_decoding,
+            max_ahead=multimodal.encoder_side_stream_max_ahead,
         )
         self.engine = Engine(
             self.scheduler,

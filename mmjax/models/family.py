@@ -110,3 +110,20 @@ class Family:
     logits: Callable[..., Any]  # (text_params, cfg, hidden [B, E]) -> float32 [B, V]
     processor: Callable[[ModelConfig, Path], Processor]
     deepstack_layers: Callable[[ModelConfig], tuple[int, ...]]  # text layers after which level k is added
+
+
+@dataclass(frozen=True)
+class Model:
+    """Everything that a checkpoint directory holds but its weights.
+
+    Attributes:
+      tokenizer: the checkpoint's transformers tokenizer.
+      eos_token_ids: ids that end an answer.
+    """
+
+    path: Path
+    family: Family
+    cfg: ModelConfig
+    processor: Processor
+    tokenizer: Any
+    eos_token_ids: tuple[int, ...]

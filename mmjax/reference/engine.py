@@ -14,7 +14,7 @@ import numpy as np
 from mmjax.engine.request import Request
 from mmjax.errors import EngineError, MMJaxError
 from mmjax.inputs.items import ProcessedItem
-from mmjax.loading import Model
+from mmjax.models.family import Model
 from mmjax.outputs import TokenLogprobs
 from mmjax.reference.runner import ReferenceRunner
 

@@ -137,8 +137,9 @@ def model_config(tokenizer: Tokenizer) -> dict:
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
-        # A short base: pictures are at most 16 rows and columns wide, and the last lanes must still tell them apart.
-        "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [8, 12, 12]},
+        # A small base: the last lanes carry the column, and pictures have 16 columns or so. At 50 a model of this size
+        # learned above and below but not left and right.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 8.0, "mrope_section": [8, 12, 12]},
         "bos_token_id": None,
         "eos_token_id": end,
         "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
@@ -196,10 +197,11 @@ def _pixels(limits: tuple[int, int], kind: str) -> dict:
     }
 
 
-def write_assets(folder: Path) -> Tokenizer:
-    """Writes every file of the checkpoint but the weights, and returns the tokenizer."""
+def write_assets(folder: Path, like: Path | None = None) -> Tokenizer:
+    """Writes every file of the checkpoint but the weights, and returns the tokenizer: that of `like`, if it has one."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer()
+    known = like / "tokenizer.json" if like else None
+    tokenizer = Tokenizer.from_file(str(known)) if known and known.is_file() else build_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     files = {

@@ -19,19 +19,19 @@ from mmjax.models.family import Processor
 BACKGROUND, UNSURE = 0, -1
 # Solid part of each kind of shape, as a share of its radius.
 SOLID = {"circle": 0.95, "square": 0.7, "triangle": 0.48, "star": 0.42}
-MISSES = 6  # examples that fit nowhere before a batch counts as full
+MISSES = 10  # examples in a row that fit nowhere before a batch counts as full
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Slots of a batch and what one slot holds: patches P, segments S, window rows W, text tokens T, questions."""
+    """Slots of a batch and what one slot holds: patches P, text tokens T, segments S, window rows W, questions."""
 
     slots: int
-    patches: int = 2048
-    segments: int = 48
-    windows: int = 96
-    tokens: int = 1024
-    questions: int = 40
+    patches: int = 1024
+    tokens: int = 768
+    segments: int = 40
+    windows: int = 64
+    questions: int = 48
     patch_values: int = 1176
     window_capacity: int = 64
 
@@ -95,9 +95,10 @@ class _Tokens:
 
 
 class Packer:
-    """Draws examples and packs them. `source` offers random_scene, random_clip and draw."""
+    """Draws examples and packs them. `source` offers random_scene, random_clip and draw; `small` as in examples."""
 
-    def __init__(self, tokenizer: Tokenizer, processor: Processor, source: ModuleType):
+    def __init__(self, tokenizer: Tokenizer, processor: Processor, source: ModuleType, small: float):
+        self._small = small
         self._processor, self._source = processor, source
         self._options = {m: processor.resolve(m, {}) for m in (Modality.IMAGE, Modality.VIDEO)}
         self._encode = lru_cache(1 << 16)(lambda text: tuple(tokenizer.encode(text).ids))
@@ -110,7 +111,7 @@ class Packer:
         room = np.array([shape.patches, shape.segments, shape.windows, shape.tokens, shape.questions])
         misses = 0
         while misses < MISSES:
-            example = random_example(rng, self._source, easy)
+            example = random_example(rng, self._source, easy, self._small)
             plans = [self._plan(item) for item in example.media]
             tokens = self._tokenise(example, plans)
             need = np.array(
@@ -126,6 +127,7 @@ class Packer:
             if not len(fits):
                 misses += 1
                 continue
+            misses = 0
             used[fits[0]] += need
             slots[fits[0]].append((example, plans, tokens))
         for index, contents in enumerate(slots):

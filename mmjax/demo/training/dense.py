@@ -63,11 +63,12 @@ def masked_attention(
     mask: Bool[Array, "*B Q C"],
     scale: float,
 ) -> Float[Array, "*B Q N D"]:
-    """Softmax attention with grouped heads; scores and softmax in float32."""
+    """Softmax attention with grouped heads; scores in q's dtype, softmax in float32."""
     group = q.shape[-2] // k.shape[-2]
-    grouped = q.reshape(*q.shape[:-2], k.shape[-2], group, q.shape[-1])
-    scores = jnp.einsum("...qkgd,...ckd->...kgqc", grouped, k, preferred_element_type=jnp.float32) * scale
-    weights = jax.nn.softmax(jnp.where(mask[..., None, None, :, :], scores, -1e30), axis=-1).astype(v.dtype)
+    grouped = q.reshape(*q.shape[:-2], k.shape[-2], group, q.shape[-1]) * scale
+    scores = jnp.einsum("...qkgd,...ckd->...kgqc", grouped, k)
+    scores = jnp.where(mask[..., None, None, :, :], scores, jnp.asarray(-1e30, scores.dtype))
+    weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(v.dtype)
     return jnp.einsum("...kgqc,...ckd->...qkgd", weights, v).reshape(q.shape)
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 
 from mmjax.demo.questions import Question, ask_clip, ask_pictures, ask_scene, vary
-from mmjax.demo.scenes import Clip, Scene, random_scene
+from mmjax.demo.scenes import MAX_SIDE, Clip, Scene, random_scene, random_size
 from mmjax.demo.training.assets import NO_PICTURE, SMALL_TALK, SYSTEM
 
 # How often a question is asked where the scene allows it, beside the other questions of the same scene.
@@ -28,7 +28,7 @@ WEIGHTS = {
     "mover": 1.0,
     "clip": 1.5,
 }
-BRANCHES = 6  # questions of one example at most
+BRANCHES = 8  # questions of one example at most
 
 
 @dataclass(frozen=True)
@@ -85,23 +85,32 @@ def _talk(rng: np.random.Generator) -> Example:
     return Example((), _opening(""), ((_asked(Question("talk", ask, answer), rng),),))
 
 
-def _media(rng: np.random.Generator, source: ModuleType, easy: bool) -> tuple[tuple[Scene | Clip, ...], list[Question]]:
+def _media(
+    rng: np.random.Generator, source: ModuleType, easy: bool, small: float
+) -> tuple[tuple[Scene | Clip, ...], list[Question]]:
     draw = rng.random()
+    size = random_size(rng, high=MAX_SIDE // 2) if rng.random() < small else None
     if draw < 0.54 or (easy and draw < 0.8):
-        scene = source.random_scene(rng, int(rng.integers(1, 3)) if easy else None)
+        scene = source.random_scene(rng, int(rng.integers(1, 3)) if easy else None, size)
         return (scene,), ask_scene(scene, rng)
     if draw < 0.76 and not easy:
-        scenes = tuple(source.random_scene(rng) for _ in range(2 if rng.random() < 0.85 else 3))
+        scenes = tuple(source.random_scene(rng, None, size) for _ in range(2 if rng.random() < 0.85 else 3))
         return scenes, ask_pictures(scenes, rng)
     clip = source.random_clip(rng)
     return (clip,), ask_clip(clip, rng)
 
 
-def random_example(rng: np.random.Generator, source: ModuleType, easy: bool) -> Example:
-    """A picture, two or three pictures, a clip, or small talk. `easy` keeps to one picture of one or two shapes."""
+def random_example(rng: np.random.Generator, source: ModuleType, easy: bool, small: float) -> Example:
+    """A picture, two or three pictures, a clip, or small talk.
+
+    Args:
+      source: offers random_scene and random_clip.
+      easy: keep to one picture of one or two shapes, or a clip.
+      small: share of examples whose pictures have sides of at most half the largest.
+    """
     if rng.random() < 0.015:
         return _talk(rng)
-    media, questions = _media(rng, source, easy)
+    media, questions = _media(rng, source, easy, small)
     chosen = [_asked(question, rng) for question in _choose(questions, rng, BRANCHES)]
     pads = _pads(media, numbered=rng.random() < 0.1)
     form = rng.random()
@@ -110,7 +119,7 @@ def random_example(rng: np.random.Generator, source: ModuleType, easy: bool) -> 
         return Example(media, _opening(first.text + pads), ((Question(first.kind, "", first.answer),),))
     branches = [(question,) for question in chosen]
     if len(media) == 1 and form < 0.15:  # another picture, asked and answered, came before
-        earlier = source.random_scene(rng)
+        earlier = source.random_scene(rng, None, random_size(rng, high=MAX_SIDE // 2))
         before = _asked(ask_scene(earlier, rng)[0], rng)
         pads = f"{_pads((earlier,))}{before.text}<|im_end|>\n<|im_start|>assistant\n{before.answer}<|im_end|>\n"
         pads += f"<|im_start|>user\n{_pads(media)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss, gradients and AdamW over batches of slots, through the family's own encode and forward."""
+"""Loss, gradients and updates over batches of slots, through the family's own encode and forward."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from mmjax.models.vision_inputs import VisionInputs
 
 VISION_FIELDS = ("patches", "num_patches", "positions", "cu_seqlens", "window_index")
 BETAS, EPS, DECAY, MAX_NORM = (0.9, 0.98), 1e-8, 0.02, 1.0
+MUON, MOMENTUM = ("qkv", "o", "proj", "gate_up", "down", "fc1", "fc2"), 0.95
 
 
 @struct.dataclass
 class TrainState:
-    """Float32 parameters and AdamW's two moments. `params` also holds the "cells" head, which is not shipped."""
+    """Float32 parameters and the optimisers' moments. `params` also holds the "cells" head, which is not shipped."""
 
     params: dict
     first: dict
@@ -98,6 +99,17 @@ def _loss(
     return answers + cells * (colours + shapes), parts
 
 
+def orthogonal(update: Float[Array, "out in"]) -> Float[Array, "out in"]:
+    """Nearly the orthogonal matrix nearest to `update`: the Newton-Schulz iteration of the Muon optimiser."""
+    tall = update.shape[0] > update.shape[1]
+    x = update.T if tall else update
+    x = x / (jnp.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if tall else x
+
+
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
 def train_step(
     family: Family,
@@ -108,26 +120,30 @@ def train_step(
     rate: Array,
     cells: Array,
 ) -> tuple[TrainState, dict]:
-    """One AdamW step at learning rate `rate`; `cells` weighs the loss of the cell labels."""
+    """One step at learning rate `rate`: Muon for the matrices of blocks and layers, AdamW for all else.
+
+    `cells` weighs the loss of the cell labels.
+    """
     (_, parts), grads = jax.value_and_grad(_loss, has_aux=True)(state.params, family, cfg, table, batch, cells)
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
     shrink = jnp.minimum(1.0, MAX_NORM / (norm + 1e-6))
     step = state.step + 1
     beta1, beta2 = BETAS
 
-    def first_moment(m: Array, g: Array) -> Array:
-        return beta1 * m + (1 - beta1) * g * shrink
+    def moved(path: tuple, p: Array, g: Array, m: Array, v: Array) -> tuple[Array, Array, Array]:
+        g = g * shrink
+        if path[-1].key in MUON:
+            m = MOMENTUM * m + g
+            direction = 0.2 * max(p.shape) ** 0.5 * orthogonal(g + MOMENTUM * m)
+        else:
+            m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * jnp.square(g)
+            direction = (m / (1 - beta1**step)) / (jnp.sqrt(v / (1 - beta2**step)) + EPS)
+        return p - rate * (direction + (DECAY * p if p.ndim > 1 else 0.0)), m, v
 
-    def second_moment(v: Array, g: Array) -> Array:
-        return beta2 * v + (1 - beta2) * jnp.square(g * shrink)
-
-    def updated(p: Array, m: Array, v: Array) -> Array:
-        direction = (m / (1 - beta1**step)) / (jnp.sqrt(v / (1 - beta2**step)) + EPS)
-        return p - rate * (direction + (DECAY * p if p.ndim > 1 else 0.0))
-
-    first = jax.tree.map(first_moment, state.first, grads)
-    second = jax.tree.map(second_moment, state.second, grads)
-    params = jax.tree.map(updated, state.params, first, second)
+    moved_leaves = jax.tree_util.tree_map_with_path(moved, state.params, grads, state.first, state.second)
+    params, first, second = jax.tree.transpose(
+        jax.tree.structure(state.params), jax.tree.structure((0, 0, 0)), moved_leaves
+    )
     return TrainState(params, first, second, step), parts | {"norm": norm}
 
 

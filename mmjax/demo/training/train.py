@@ -19,7 +19,7 @@ from types import ModuleType
 
 import numpy as np
 
-from mmjax.demo import scenes
+from mmjax.demo import checkpoint_path, scenes
 from mmjax.demo.questions import KINDS
 from mmjax.demo.training import plain_scenes
 from mmjax.demo.training.assets import write_assets
@@ -28,7 +28,9 @@ from mmjax.demo.training.feed import Feed
 
 EVALUATION_SEED = 1_000_003  # scenes of the accuracy tables come from seeds that training never uses
 RENDERERS: dict[str, ModuleType] = {"own": scenes, "plain": plain_scenes}
-LOG_EVERY = 50
+LOG_EVERY = 50  # steps
+REMEMBERED = 64
+SMALL = 0.6  # share of training examples with small pictures, which cost less and teach as much
 
 
 def options() -> argparse.Namespace:
@@ -37,33 +39,34 @@ def options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.0, help="wall clock in all, evaluation included")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--patches", type=int, default=2048, help="patches of a slot; two large pictures need 2048")
-    parser.add_argument("--tokens", type=int, default=1024, help="text tokens of a slot, embedding rows included")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
     parser.add_argument("--easy", type=int, default=300, help="batches of easy examples at the start")
-    parser.add_argument("--evaluation", type=int, default=24, help="batches of each renderer in the last evaluation")
+    parser.add_argument("--evaluation", type=int, default=30, help="batches of each renderer in the last evaluation")
     parser.add_argument("--every", type=float, default=75.0, help="seconds between evaluations")
     parser.add_argument("--resume", type=Path, help="folder with the parameters that an earlier run left")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     return parser.parse_args()
 
 
-def make_packer(folder: Path, source: ModuleType) -> Packer:
+def make_packer(folder: Path, source: ModuleType, small: float) -> Packer:
     """A packer with the checkpoint's own tokenizer and processor."""
     from tokenizers import Tokenizer
 
     from mmjax.models.qwen2_5_vl import FAMILY
 
     cfg = FAMILY.config(json.loads((folder / "config.json").read_text()))
-    return Packer(Tokenizer.from_file(str(folder / "tokenizer.json")), FAMILY.processor(cfg, folder), source)
+    return Packer(Tokenizer.from_file(str(folder / "tokenizer.json")), FAMILY.processor(cfg, folder), source, small)
 
 
-def unseen_batches(args: argparse.Namespace, folder: Path, shape: BatchShape) -> dict[str, list[dict]]:
-    """Batches for evaluation, drawn once and kept."""
+def unseen_batches(args: argparse.Namespace, folder: Path) -> dict[str, list[dict]]:
+    """Batches for evaluation, drawn once and kept: pictures of all sizes, in slots that hold two of the largest."""
     kept = {}
+    shape = BatchShape(args.slots // 2, patches=2048, tokens=1024, segments=48, windows=96)
     for name, source in RENDERERS.items():
-        with Feed(partial(make_packer, folder, source), shape, args.seed + EVALUATION_SEED, args.workers, 0) as feed:
+        with Feed(
+            partial(make_packer, folder, source, 0.0), shape, args.seed + EVALUATION_SEED, args.workers, 0
+        ) as feed:
             kept[name] = [
                 {field: array.copy() for field, array in batch.items()}
                 for batch, _ in zip(feed, range(args.evaluation), strict=False)
@@ -71,8 +74,11 @@ def unseen_batches(args: argparse.Namespace, folder: Path, shape: BatchShape) ->
     return kept
 
 
-def on_device(feed: Feed) -> Iterator[dict]:
-    """Batches as device arrays, moved ahead of time by a thread of their own."""
+def on_device(feed: Feed, seed: int) -> Iterator[dict]:
+    """Batches as device arrays, moved ahead of time by a thread of their own.
+
+    While no fresh batch is ready, one of the last `REMEMBERED` is given again: drawing is slower than a GPU.
+    """
     import jax
 
     ready: queue.Queue = queue.Queue(maxsize=2)
@@ -83,8 +89,14 @@ def on_device(feed: Feed) -> Iterator[dict]:
             ready.put(jax.block_until_ready(jax.device_put({k: v.copy() if aliased else v for k, v in batch.items()})))
 
     threading.Thread(target=move, daemon=True).start()
+    remembered: deque = deque(maxlen=REMEMBERED)
+    rng = np.random.default_rng(seed)
     while True:
-        yield ready.get()
+        if ready.empty() and len(remembered) > REMEMBERED // 4:
+            yield remembered[rng.integers(len(remembered))]
+        else:
+            remembered.append(ready.get())
+            yield remembered[-1]
 
 
 class Run:
@@ -128,7 +140,7 @@ class Run:
         started = checked = time.monotonic()
         reserve = 0.0
         running: deque = deque()
-        for number, batch in enumerate(on_device(feed)):
+        for number, batch in enumerate(on_device(feed, self.args.seed)):
             if len(running) > 2:  # the device never lags far behind this loop's clock
                 float(running.popleft()["norm"])
             now = time.monotonic()
@@ -147,7 +159,7 @@ class Run:
                 self.evaluate(batches, 1)
                 mark = time.monotonic()
                 self.evaluate(batches, 1)
-                reserve = (time.monotonic() - mark) * self.args.evaluation * 1.2 + 15
+                reserve = (time.monotonic() - mark) * self.args.evaluation * 1.2 + 8
                 print(f"reserve {reserve:.0f} s", flush=True)
             if now - checked > self.args.every:
                 self.save(self.evaluate(batches, 3), number)
@@ -201,10 +213,10 @@ def main() -> None:
     begin = time.monotonic()
     args = options()
     folder = args.out / "checkpoint"
-    write_assets(folder)
-    shape = BatchShape(args.slots, args.patches, tokens=args.tokens)
-    with Feed(partial(make_packer, folder, scenes), shape, args.seed, args.workers, args.easy) as feed:
-        batches = unseen_batches(args, folder, shape)
+    write_assets(folder, like=checkpoint_path())  # with weights go the token ids they were trained with
+    batches = unseen_batches(args, folder)
+    packer = partial(make_packer, folder, scenes, SMALL)
+    with Feed(packer, BatchShape(args.slots), args.seed, args.workers, args.easy) as feed:
         print(f"evaluation drawn after {time.monotonic() - begin:.0f} s", flush=True)
         Run(args, folder).train(feed, batches, begin)
 

@@ -20,7 +20,7 @@ from mmjax.engine.request import Request
 from mmjax.layers.sampling import SamplingInputs, init_state
 from mmjax.models.family import Family, ModelConfig
 from mmjax.models.steps import DecodeInputs, EngineState, PrefillInputs, decode_step, prefill_step, remember_tokens
-from mmjax.sampling_params import sampling_arrays
+from mmjax.sampling_params import is_plain_greedy, sampling_arrays
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,10 @@ class ModelRunner:
         self._prefill_sizes = prefill_ladder(config)
         self._decode_sizes = decode_ladder(config)
         self._prefill: dict[int, Any] = {}
-        self._decode: dict[int, Any] = {}
+        self._decode: dict[tuple[int, bool], Any] = {}
+        # The full sampler skips work by conditions, for each of which a GPU makes the host wait; greedy batches, which
+        # need none of it, get executables of their own there.
+        self._greedy_variants = (False,) if device.platform == "cpu" else (False, True)
         self._remember: Any = None
         self.state: EngineState | None = None
         self.layout: Layout | None = None
@@ -111,9 +114,6 @@ class ModelRunner:
         prefill = jax.jit(
             partial(prefill_step, self.family, self.cfg, prefill_attention(self.device.platform)), donate_argnums=3
         )
-        decode = jax.jit(
-            partial(decode_step, self.family, self.cfg, decode_attention(self.device.platform)), donate_argnums=2
-        )
         on_device = partial(shapes_on, self.device)
         state = on_device(jax.eval_shape(self._fresh_state))
         pool = on_device(jax.ShapeDtypeStruct((self._pool_rows, self.cfg.row_width), self.cfg.dtype))
@@ -122,9 +122,13 @@ class ModelRunner:
         for size in reversed(self._prefill_sizes):
             arguments = (params, pool, banned, state, on_device(self._prefill_inputs([], size, None)))
             jobs.append(Job(f"prefill {size}", prefill, arguments, partial(self._prefill.__setitem__, size)))
-        for size in reversed(self._decode_sizes):
-            arguments = (params, banned, state, on_device(self._decode_inputs([], size)))
-            jobs.append(Job(f"decode {size}", decode, arguments, partial(self._decode.__setitem__, size)))
+        for greedy in self._greedy_variants:
+            attend = decode_attention(self.device.platform)
+            decode = jax.jit(partial(decode_step, self.family, self.cfg, attend, greedy), donate_argnums=2)
+            for size in reversed(self._decode_sizes):
+                arguments = (params, banned, state, on_device(self._decode_inputs([], size)))
+                keep = partial(self._decode.__setitem__, (size, greedy))
+                jobs.append(Job(_decode_name(size, greedy), decode, arguments, keep))
         if largest_only:
             return [jobs[0], jobs[len(self._prefill_sizes)]]
         scalar = on_device(jax.ShapeDtypeStruct((), jnp.int32))
@@ -174,8 +178,10 @@ class ModelRunner:
         """Dispatches one token of every request."""
         size = smallest_fit(self._decode_sizes, len(requests))
         inputs = self._decode_inputs(requests, size)
+        greedy = is_plain_greedy([request.sampling_row for request in requests])
+        step = self._decode[size, greedy and True in self._greedy_variants]
         with device_errors():
-            self.state, sampled = self._decode[size](self.params, self._banned, self.state, inputs)
+            self.state, sampled = step(self.params, self._banned, self.state, inputs)
         return _result(list(enumerate(requests)), sampled)
 
     def _prefill_inputs(self, chunks: Sequence[Chunk], size: int, row_slots: RowSlots | None) -> PrefillInputs:
@@ -210,6 +216,10 @@ class ModelRunner:
     def _sampling(self, requests: Sequence[Request], size: int) -> SamplingInputs:
         rows = [request.sampling_row for request in requests]
         return SamplingInputs(**sampling_arrays(rows, size, self.cfg.vocab_size))
+
+
+def _decode_name(size: int, greedy: bool) -> str:
+    return f"decode {size}{' greedy' if greedy else ''}"
 
 
 def _result(done: Sequence[tuple[int, Request]], sampled: Any) -> StepResult:

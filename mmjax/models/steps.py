@@ -113,8 +113,8 @@ def remember_tokens(
     return state.replace(sampler=sampler)
 
 
-def _sample_into(state: EngineState, logits, inputs, slots, banned) -> tuple[EngineState, Sampled]:
-    sampled, sampler = sample(logits, inputs, state.sampler, slots, banned)
+def _sample_into(state: EngineState, logits, inputs, slots, banned, greedy=False) -> tuple[EngineState, Sampled]:
+    sampled, sampler = sample(logits, inputs, state.sampler, slots, banned, greedy=greedy)
     last_token = state.last_token.at[slots].set(sampled.tokens, mode="drop")
     return state.replace(sampler=sampler, last_token=last_token), sampled
 
@@ -140,18 +140,19 @@ def decode_step(
     family: Family,
     cfg: ModelConfig,
     attend: Any,
+    greedy: bool,
     params: dict,
     banned: Bool[Array, "V"],
     state: EngineState,
     inputs: DecodeInputs,
 ) -> tuple[EngineState, Sampled]:
-    """Runs one token of every sequence of the batch and samples the next."""
+    """Runs one token of every sequence of the batch and samples the next; `greedy` knows no other sampling (static)."""
     token_ids = state.last_token.at[inputs.slots].get(mode="fill", fill_value=0)
     positions = jnp.broadcast_to(inputs.positions, (cfg.position_axes, *inputs.positions.shape))
     hidden = family.embed(params, cfg, token_ids)
     hidden, kv = family.forward(params, cfg, hidden, positions, state.kv, inputs.pages, attend, None)
     logits = family.logits(params, cfg, hidden)
-    return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned)
+    return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned, greedy)
 
 
 def encode_step(

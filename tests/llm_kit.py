@@ -8,6 +8,7 @@ executables, so that no test sees another's state and nothing compiles again.
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -64,6 +65,26 @@ def serving(
     finally:
         llm.running.close()
         llm.running = serve(machine, llm.multimodal, llm._media)
+
+
+@contextmanager
+def together(llm: mmjax.LLM) -> Iterator[None]:
+    """Holds the engine between two steps, so that all that is submitted meanwhile arrives at once."""
+    ready, go = threading.Event(), threading.Event()
+    engine = llm.running
+
+    def wait() -> None:
+        ready.set()
+        go.wait()
+
+    holder = threading.Thread(target=engine.call, args=(wait,))
+    holder.start()
+    ready.wait()
+    try:
+        yield
+    finally:
+        go.set()
+        holder.join()
 
 
 def held(llm: mmjax.LLM) -> dict[str, int]:

@@ -30,8 +30,11 @@ class RowReader:
 
     def read(self, request: Request, end: int) -> None:
         """Takes the rows of the items that lie in prompt positions [computed, end) into the request; waits for them."""
-        for item in request.prompt.items:
-            if request.computed <= item.row_positions[0] and item.row_positions[-1] < end:
-                request.rows.append(np.array(self._encoder.read(self._items.row_slots(request.id, item.index))))
+        rows = [
+            np.array(self._encoder.read(self._items.row_slots(request.id, item.index)))
+            for item in request.prompt.items
+            if request.computed <= item.row_positions[0] and item.row_positions[-1] < end
+        ]
+        request.rows += rows  # all or none: after a device error they are read once more
         request.computed = end
         self._items.advance(request.id, end)

@@ -230,6 +230,7 @@ class Engine:
             inputs = self.encoder.pack(items, batch.bucket)
         except Exception as error:
             owners = [e.request_id for e, item in zip(batch.items, items, strict=True) if not self._packs(item, batch)]
+            owners = owners or [e.request_id for e in batch.items]  # without ids, other batches were to blame too
             raise MultimodalEncoderContractError(f"an item can't be packed: {error!r}", owners) from error
         self.encoder.encode(inputs, [entry.slots for entry in batch.items], batch.bucket)
 

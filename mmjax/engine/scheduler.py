@@ -8,9 +8,10 @@ pages and rows, waits at the head of the queue, and later computes prompt and ou
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from mmjax.config import EngineConfig
 from mmjax.encoder.plan import EncodePlan
@@ -19,6 +20,8 @@ from mmjax.engine.batch import Chunk
 from mmjax.engine.embedding import encoder_item
 from mmjax.engine.pages import PageAllocator
 from mmjax.engine.request import Request, Status
+
+_arrival = attrgetter("arrival")
 
 
 @dataclass
@@ -49,8 +52,8 @@ class Scheduler:
         max_ahead: int = 0,
     ):
         self.config, self.pages, self.items = config, pages, items
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in order of arrival
+        self.waiting: list[Request] = []  # in order of arrival, as is `running`
+        self.running: list[Request] = []
         self.embedding: list[Request] = []
         self.preemptions = 0
         self.must_drain = False
@@ -73,7 +76,7 @@ class Scheduler:
         request.status = Status.FINISHED
 
     def preempt(self, request: Request) -> None:
-        """Puts a running request back to the head of the queue, without pages and rows. Its output stays."""
+        """Puts a running request back to its place in the queue, without pages and rows. Its output stays."""
         self._give_back(request)
         self.items.release(request.id)
         request.status = Status.PREEMPTED
@@ -81,7 +84,7 @@ class Scheduler:
         request.prefill_end = request.prompt_len + len(request.output_ids)
         request.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(request)
+        insort(self.waiting, request, key=_arrival)
 
     def _give_back(self, request: Request) -> None:
         if request not in self.running:
@@ -133,9 +136,13 @@ class Scheduler:
             if not self.config.enable_chunked_prefill and wanted < request.prefill_end:
                 continue
             end = self.items.claim(request.id, request.computed, wanted).end
-            if end > request.computed and self._room_for(request, end):
+            if end <= request.computed:
+                continue
+            if self._room_for(request, end):
                 step.chunks.append(Chunk(request, request.computed, end))
                 budget -= end - request.computed
+            else:
+                budget = 0  # nobody younger takes the pages that it lacks
 
     def _newcomers(self) -> set[Request]:
         """Waiting requests that may start; where requests wait for all of their items, the encoder says how many."""
@@ -144,7 +151,7 @@ class Scheduler:
         return set(waiting[: self.items.gate([request.id for request in self.running], loads)])
 
     def _in_order(self, requests: Sequence[Request]) -> list[Request]:
-        by_id = {request.id: request for request in sorted(requests, key=lambda r: r.arrival)}
+        by_id = {request.id: request for request in sorted(requests, key=_arrival)}
         return [by_id[request_id] for request_id in self.items.order(list(by_id))]
 
     def _start(self, request: Request) -> bool:
@@ -164,8 +171,7 @@ class Scheduler:
             self.pages.free(table)
             return bool(request.lacking)
         self.waiting.remove(request)
-        self.running.append(request)
-        self.running.sort(key=lambda r: r.arrival)
+        insort(self.running, request, key=_arrival)
         request.slot = self._free_slots.pop()
         request.table, request.computed = table, cached
         request.status = Status.RUNNING

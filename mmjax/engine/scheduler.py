@@ -128,7 +128,7 @@ class Scheduler:
             if budget <= 0 or len(step.chunks) == self.config.max_prefill_sequences:
                 continue
             if request in self.waiting and (request not in newcomers or not self._start(request)):
-                budget = 0  # first come, first served: nobody passes the head of the queue
+                newcomers = set()  # first come, first served: nobody passes the head of the queue
                 continue
             if request.status is not Status.RUNNING:
                 continue  # preempted a moment ago, or its pixels are being decoded again

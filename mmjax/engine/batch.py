@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmjax.engine.request import Request
+from mmjax.errors import PlaceholderError
 
 RowSlots = Callable[[Request, int], np.ndarray]  # (request, item index) -> int32 pool rows of the item
 
@@ -73,13 +74,22 @@ def fill_rows(row_index: np.ndarray, token_ids: np.ndarray, chunk: Chunk, row_sl
     """Writes pool rows into `row_index` and 0 into `token_ids` where the chunk's positions take embedding rows.
 
     Only recorded positions take rows: an id that merely looks like a placeholder keeps its own embedding.
+
+    Raises PlaceholderError if an item has more or fewer rows than positions.
     """
     for item in chunk.request.prompt.items:
         positions = item.row_positions
         first, last = np.searchsorted(positions, (chunk.begin, chunk.end))
         if first < last:
+            slots = row_slots(chunk.request, item.index)
+            if len(slots) != len(positions):
+                raise PlaceholderError(
+                    f"{len(slots)} embedding rows for {len(positions)} prompt positions",
+                    request_id=chunk.request.id,
+                    item=item.index,
+                )
             where = positions[first:last] - chunk.begin
-            row_index[where] = row_slots(chunk.request, item.index)[first:last]
+            row_index[where] = slots[first:last]
             token_ids[where] = 0
 
 

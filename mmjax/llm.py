@@ -266,7 +266,8 @@ class LLM:
         if self.multimodal.mm_encoder_only and not embed_only:
             raise EngineError("this engine only encodes (mm_encoder_only): use LLM.encode")
         try:
-            request = self._request(handle, prepare(), params or SamplingParams(), embed_only=embed_only)
+            params = _checked(params)
+            request = self._request(handle, prepare(), params, embed_only=embed_only)
         except RequestError as error:
             error.request_id = error.request_id or handle.request_id
             raise
@@ -354,9 +355,17 @@ def _each(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     ]
 
 
+def _checked(params: SamplingParams | None) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestError(f"params must be SamplingParams, got {type(params).__name__}")
+    return params or SamplingParams()
+
+
 def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence):
+        raise RequestError(f"params must be SamplingParams or a list of them, got {type(params).__name__}")
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling params for {count} requests")
     return list(params)

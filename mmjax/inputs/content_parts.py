@@ -58,7 +58,7 @@ def parse_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     Raises:
       RequestError: no messages, a message without role, content or a part of an unknown kind; says which.
     """
-    if isinstance(messages, Mapping | str) or not messages:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise RequestError("a conversation is a non-empty list of messages")
     return [_parse_message(index, message) for index, message in enumerate(messages)]
 

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim: a checkpoint or a knob that can't work says so at once, by name and number."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jax
+import pytest
+from llm_kit import CHECKPOINT, ENGINE
+
+import mmjax
+from mmjax.errors import CheckpointError, ConfigError
+from mmjax.models.registry import FAMILIES
+
+ON_CPU = jax.default_backend() == "cpu"
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint, tmp_path):
+    """A copy that a test may damage."""
+    return shutil.copytree(tiny_checkpoint("qwen2_5_vl", **CHECKPOINT).path, tmp_path / "model")
+
+
+def start(path, **options):
+    return mmjax.LLM(path, **{"engine": ENGINE, "progress": False} | options)
+
+
+def edit(path, change) -> None:
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def test_no_directory(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        start(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        start(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_missing_files_are_named(checkpoint, name):
+    (checkpoint / name).unlink()
+    with pytest.raises(CheckpointError, match=name.split(".")[0]):
+        start(checkpoint)
+
+
+def test_files_that_are_cut_off(checkpoint):
+    whole = (checkpoint / "config.json").read_text()
+    (checkpoint / "config.json").write_text(whole[:40])
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        start(checkpoint)
+    (checkpoint / "config.json").write_text(whole)
+    weights = (checkpoint / "model.safetensors").read_bytes()
+    (checkpoint / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        start(checkpoint)
+
+
+def test_unknown_families_list_the_known(checkpoint):
+    edit(checkpoint / "config.json", lambda config: config.update(model_type="llava"))
+    with pytest.raises(CheckpointError, match="llava") as caught:
+        start(checkpoint)
+    names = [name for family in FAMILIES for name in family.model_types]
+    assert len(names) >= 2
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_weights_of_another_size(checkpoint):
+    edit(checkpoint / "config.json", lambda config: config["text_config"].update(intermediate_size=96))
+    with pytest.raises(CheckpointError, match=r"112.*96|96.*112"):
+        start(checkpoint)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_dtypes_that_nobody_has(checkpoint, dtype):
+    with pytest.raises(ConfigError, match=f"float32, bfloat16, got '{dtype}'"):
+        start(checkpoint, dtype=dtype)
+
+
+@pytest.mark.skipif(not ON_CPU, reason="a GPU has bfloat16")
+def test_a_dtype_that_the_cpu_lacks(checkpoint):
+    with pytest.raises(ConfigError, match="CPU computes in float32"):
+        start(checkpoint, dtype="bfloat16")
+
+
+def test_the_judge_knows_one_dtype(checkpoint):
+    with pytest.raises(ConfigError, match=r"float32.*bfloat16"):
+        start(checkpoint, dtype="bfloat16", reference=True)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "says"),
+    [
+        ({"num_blocks": 4, "max_seq_len": 128, "tokens_per_block": 16}, r"4 KV pages.*64 tokens.*128"),
+        ({"max_seq_len": 4096}, r"4096.*2048"),
+        ({"max_num_tokens": 2, "max_batch_size": 4}, r"\(2\).*\(4\)|2.*4"),
+    ],
+)
+def test_knobs_that_contradict_each_other(checkpoint, knobs, says):
+    with pytest.raises(ConfigError, match=says):
+        start(checkpoint, engine=mmjax.EngineConfig(**knobs))

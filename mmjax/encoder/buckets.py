@@ -115,28 +115,29 @@ class PaddingStats:
     """How much of the encoder's work went into padding."""
 
     def __init__(self) -> None:
-        self._runs: Counter[EncoderBucket] = Counter()
-        self._real: Counter[EncoderBucket] = Counter()
+        # Buckets of equal tokens and contexts, which differ in window rows, count as one.
+        self._runs: Counter[EncoderGraphKey] = Counter()
+        self._real: Counter[EncoderGraphKey] = Counter()
 
     def record(self, bucket: EncoderBucket, load: EncoderLoad) -> None:
         """Counts one run of `bucket` for `load`."""
-        self._runs[bucket] += 1
-        self._real[bucket] += load.tokens
+        self._runs[bucket.key] += 1
+        self._real[bucket.key] += load.tokens
 
     def snapshot(self) -> dict[str, Any]:
         """Runs, tokens with and without padding, the share that is padding; runs and share by bucket.
 
         Buckets are named by tokens and contexts, "512x8".
         """
-        padded = {bucket: runs * bucket.key.total_tokens for bucket, runs in self._runs.items()}
+        padded = {key: runs * key.total_tokens for key, runs in self._runs.items()}
         return {
             "runs": self._runs.total(),
             "tokens": self._real.total(),
             "padded_tokens": sum(padded.values()),
             "waste": _waste(self._real.total(), sum(padded.values())),
             "buckets": {
-                "{}x{}".format(*bucket.key): {"runs": runs, "waste": _waste(self._real[bucket], padded[bucket])}
-                for bucket, runs in sorted(self._runs.items())
+                "{}x{}".format(*key): {"runs": runs, "waste": _waste(self._real[key], padded[key])}
+                for key, runs in sorted(self._runs.items())
             },
         }
 

@@ -134,8 +134,3 @@ class EncoderRunner:
 def _name(bucket: EncoderBucket) -> str:
     """Buckets of equal tokens may differ in contexts and window rows."""
     return f"encode {bucket.key.total_tokens} x {bucket.key.num_contexts} + {bucket.window_rows}"
-
-
-def bucket_name(bucket: EncoderBucket) -> str:
-    """Tokens, and contexts and windows too: the last bucket has the tokens of the one before."""
-    return f"encode {bucket.key.total_tokens}/{bucket.key.num_contexts}/{bucket.window_rows}"

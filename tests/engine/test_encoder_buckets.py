@@ -129,3 +129,5 @@ def test_padding_is_counted():
     assert snapshot["waste"] == pytest.approx(1 - 1580 / 2048)
     assert snapshot["buckets"]["512x1"] == {"runs": 2, "waste": pytest.approx(212 / 1024)}
     assert snapshot["buckets"]["1024x1"] == {"runs": 1, "waste": 0.25}
+    stats.record(bucket(1024, 1, windows=85), EncoderLoad(1, 256, 1, 80, 64))
+    assert stats.snapshot()["buckets"]["1024x1"] == {"runs": 2, "waste": 0.5}

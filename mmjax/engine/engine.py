@@ -290,14 +290,16 @@ class Engine:
 
     def _decode_again(self, request: Request, indices: list[int]) -> None:
         """In a media thread."""
-        try:
-            patches = {index: self._restore(request.prompt.items[index]) for index in indices}
-            self._inbox.put(partial(self._restored, request, patches))
-        except Exception as error:
-            failure = (
-                error if isinstance(error, MMJaxError) else RequestError(f"an item can't be decoded again: {error!r}")
-            )
-            self._inbox.put(lambda: self._finish(request, "error", failure))
+        patches = {}
+        for index in indices:
+            try:
+                patches[index] = self._restore(request.prompt.items[index])
+            except Exception as error:
+                known = isinstance(error, MMJaxError)
+                failure = error if known else RequestError(f"can't be decoded again: {error!r}", item=index)
+                self._post(partial(self._finish, request, "error", failure))
+                return
+        self._post(partial(self._restored, request, patches))
 
     def _restored(self, request: Request, patches: dict[int, Any]) -> None:
         request.restoring, request.lacking = False, []

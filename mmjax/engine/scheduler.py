@@ -133,7 +133,8 @@ class Scheduler:
             if request.status is not Status.RUNNING:
                 continue  # preempted a moment ago, or its pixels are being decoded again
             wanted = min(request.prefill_end, request.computed + budget)
-            if not self.config.enable_chunked_prefill and wanted < request.prefill_end:
+            if wanted < request.prefill_end and self._must_be_whole(request):
+                budget = 0  # nor do younger ones take the tokens that it waits for
                 continue
             end = self.items.claim(request.id, request.computed, wanted).end
             if end <= request.computed:
@@ -143,6 +144,15 @@ class Scheduler:
                 budget -= end - request.computed
             else:
                 budget = 0  # nobody younger takes the pages that it lacks
+
+    def _must_be_whole(self, request: Request) -> bool:
+        """Whether its prefill may not be split: any that a step can hold, without chunked prefill.
+
+        What was answered before a preemption can make it longer than that.
+        """
+        return not self.config.enable_chunked_prefill and (
+            request.prefill_end - request.computed <= self.config.chunk_tokens
+        )
 
     def _newcomers(self) -> set[Request]:
         """Waiting requests that may start; where requests wait for all of their items, the encoder says how many."""

@@ -81,6 +81,7 @@ def _decode(source: MediaSource, processor: Processor, options: Mapping[str, Any
         clip = source.decode(lambda metadata: processor.sample_frames(metadata, resolved))
         content = VideoData(clip.frames, clip.metadata)
         return _Decoded(content, lambda: processor.video(clip.frames, clip.metadata, resolved), clip.warnings)
+    processor.plan_image(*source.size, resolved)  # what the model refuses by its size is not decoded
     pixels = source.decode()
     return _Decoded(ImageData(pixels), lambda: processor.image(pixels, resolved))
 

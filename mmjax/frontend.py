@@ -30,11 +30,20 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What a caller may say about the inputs of one request; see `mmjax.LLM.submit`."""
+    """What a caller may say about the inputs of one request. By modality: one value an item, or a lone item's value.
+
+    Attributes:
+      cache_salt: a tenant's secret; caches are shared under one salt only.
+      multi_modal_uuids: names of items; they keep equal contents apart.
+      multi_modal_embeddings: float rows [R, row_width] in place of pixels, None for items to be encoded. The item
+        itself is still given: its size says where the rows go.
+      mm_processor_kwargs: processor options of all items; an item's own options come before them.
+      truncate: None refuses prompts that are too long; "left" or "right" drops text and whole items.
+    """
 
     cache_salt: str | None = None
-    multi_modal_uuids: Mapping[str, Sequence[str | None]] | None = None
-    multi_modal_embeddings: Mapping[str, Sequence[Any]] | None = None
+    multi_modal_uuids: Mapping[str, str | Sequence[str | None]] | None = None
+    multi_modal_embeddings: Mapping[str, Any] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
     truncate: str | None = None
 
@@ -64,8 +73,8 @@ class Frontend:
         Raises RequestError and its kinds for whatever is wrong with it, before any device work.
         """
         prompt = self._chat_renderer().encode(messages)
-        parts = self._with_request_values(prompt.media, options)
-        items = self._items(parts, options, pixels)
+        self._check_counts(prompt.media)
+        items = self._items(self._named(prompt.media, options), options, pixels)
         return self._prepare(prompt.token_ids, items, options, limit)
 
     def prompt(
@@ -77,8 +86,9 @@ class Frontend:
         limit: int | None,
     ) -> PreparedPrompt:
         """A prompt that the caller owns whole: text whose special tokens count, or token ids, compact or expanded."""
-        parts = self._with_request_values(data_parts(multi_modal_data), options)
-        items = self._items(parts, options, pixels=True)
+        parts = data_parts(multi_modal_data)
+        self._check_counts(parts)
+        items = self._items(self._named(parts, options), options, pixels=True)
         by_modality: dict[Modality, list[ItemInput]] = {}
         for item in items:
             by_modality.setdefault(item.plan.modality, []).append(item)
@@ -91,7 +101,7 @@ class Frontend:
     def images(self, images: Sequence[Any], options: InputOptions) -> PreparedPrompt:
         """Items alone, for `LLM.encode`: a prompt of nothing but their spans."""
         parts = [value if isinstance(value, MediaPart) else MediaPart(Modality.IMAGE, value) for value in images]
-        items = self._items(parts, options, pixels=True)
+        items = self._items(self._named(parts, options), options, pixels=True)
         ids = np.asarray([self.model.processor.placeholder_id[item.plan.modality] for item in items], np.int32)
         return self._prepare(ids, items, options, limit=None)
 
@@ -127,19 +137,22 @@ class Frontend:
 
     # ---- items ----------------------------------------------------------------------------------------------------
 
-    def _with_request_values(self, parts: Sequence[MediaPart], options: InputOptions) -> list[MediaPart]:
-        """Checks the number of items, and gives each the names that the request has for it."""
-        limits = self.config.limit_mm_per_prompt or {}
-        by_modality: dict[Modality, list[int]] = {}
-        for index, part in enumerate(parts):
-            by_modality.setdefault(part.modality, []).append(index)
+    def _check_counts(self, parts: Sequence[MediaPart]) -> None:
+        """Raises RequestError if a prompt brings more items of a modality than allowed."""
+        for name, limit in (self.config.limit_mm_per_prompt or {}).items():
+            count = sum(part.modality == name for part in parts)
+            if count > limit:
+                raise RequestError(f"{count} {name} items; limit_mm_per_prompt allows {limit}")
+
+    def _named(self, parts: Sequence[MediaPart], options: InputOptions) -> list[MediaPart]:
+        """Each item with the name that the request has for it."""
         named = list(parts)
-        for modality, indices in by_modality.items():
-            limit = limits.get(modality.value)
-            if limit is not None and len(indices) > limit:
-                raise RequestError(f"{len(indices)} {modality} items; limit_mm_per_prompt allows {limit}")
         for name, uuids in (options.multi_modal_uuids or {}).items():
-            indices = by_modality.get(_modality(name), [])
+            modality = _modality(name)
+            indices = [index for index, part in enumerate(parts) if part.modality is modality]
+            uuids = [uuids] if isinstance(uuids, str) else list(uuids)
+            if not all(uuid is None or isinstance(uuid, str) for uuid in uuids):
+                raise RequestError(f"multi_modal_uuids must be strings or None, got {uuids}")
             if len(uuids) != len(indices):
                 raise RequestError(f"multi_modal_uuids has {len(uuids)} names for {len(indices)} {name} items")
             for index, uuid in zip(indices, uuids, strict=True):
@@ -148,7 +161,10 @@ class Frontend:
 
     def _items(self, parts: Sequence[MediaPart], options: InputOptions, pixels: bool) -> list[ItemInput]:
         """Opens, decodes and cuts all items in the media threads; the first failure in order is raised."""
-        supplied = {_modality(name): list(values) for name, values in (options.multi_modal_embeddings or {}).items()}
+        supplied = {
+            _modality(name): list(rows) if isinstance(rows, list | tuple) else [rows]
+            for name, rows in (options.multi_modal_embeddings or {}).items()
+        }
         for modality, values in supplied.items():
             count = sum(part.modality is modality for part in parts)
             if len(values) != count:

@@ -227,6 +227,22 @@ class LLM:
             raise EngineError("the reference keeps no statistics")
         return collect_stats(self.running, self.model.cfg, self.device)
 
+    def invalidate_caches(self) -> None:
+        """Forgets encoder rows and KV prefixes of earlier requests. Raises EngineError while requests are under way."""
+        self._check_open()
+        self.running.invalidate()
+
+    def replace_weights(self, params: Mapping[str, Any]) -> None:
+        """Serves with other weights from now on; nothing compiles, and what the old ones computed is forgotten.
+
+        Args:
+          params: {"vision": ..., "text": ...}, the tree of `family.spec(cfg)` in arrays of the same shapes and dtypes.
+
+        Raises EngineError while requests are under way, ConfigError for another tree; then the old weights stay.
+        """
+        self._check_open()
+        self.running.replace_weights(params)
+
     def close(self) -> None:
         """Cancels what is running and lets go of the device's arrays. May be called twice."""
         if not self._closed:

@@ -43,6 +43,15 @@ class Machine:
     compile_seconds: float
     counter: CompileCounter  # compilations since everything was ready
 
+    def replace_weights(self, params: dict) -> None:
+        """Puts other weights of the same shapes and dtypes in; nothing compiles. Raises ConfigError if they differ."""
+        runners = {"vision": self.encoder, "text": self.text}
+        runners = {part: runner for part, runner in runners.items() if runner is not None and runner.params is not None}
+        for part, runner in runners.items():
+            _check_same(part, runner.params, params.get(part, {}))
+        for part, runner in runners.items():
+            runner.params = jax.device_put(params[part], runner.device)
+
     def release(self) -> None:
         """Lets go of arrays and executables; nothing can be served any more."""
         self.counter.stop()
@@ -153,6 +162,21 @@ def build_machine(
     seconds = time.perf_counter() - start
     logger.info("compiled %d steps in %.1f s", len(jobs), seconds)
     return Machine(config, budgets, encoder, text, seconds, CompileCounter().start())
+
+
+def _check_same(part: str, old: dict, new: dict) -> None:
+    """Raises ConfigError, naming a leaf, unless two trees have the same leaves by name, shape and dtype."""
+
+    def leaves(tree: dict) -> dict[str, str]:
+        flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+        return {jax.tree_util.keystr(path): f"{leaf.dtype} {list(leaf.shape)}" for path, leaf in flat}
+
+    known, given = leaves(old), leaves(new)
+    for name in known | given:
+        if known.get(name) != given.get(name):
+            raise ConfigError(
+                f"weights {part}{name}: expected {known.get(name, 'none')}, got {given.get(name, 'none')}"
+            )
 
 
 def _matmul_precision(dtype: str):

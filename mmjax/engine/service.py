@@ -17,7 +17,7 @@ from mmjax.engine.pages import PageAllocator
 from mmjax.engine.request import Request
 from mmjax.engine.scheduler import Scheduler
 from mmjax.engine.trace import StepTrace
-from mmjax.errors import PromptTooLongError
+from mmjax.errors import EngineError, PromptTooLongError
 from mmjax.inputs.process import patches_again
 
 
@@ -94,6 +94,28 @@ class Service:
 
     def call(self, function: Callable[[], Any]) -> Any:
         return self.engine.call(function)
+
+    def replace_weights(self, params: dict) -> None:
+        """Other weights of the same shapes for the machine; see `invalidate`."""
+        self.invalidate(partial(self.machine.replace_weights, params))
+
+    def invalidate(self, change: Callable[[], None] | None = None) -> None:
+        """Forgets all rows and pages, after `change` has put new weights in the place of those that made them.
+
+        Raises EngineError, and does nothing, while there are requests: no answer mixes two sets of weights.
+        """
+
+        def forget() -> None:
+            scheduler = self.scheduler
+            requests = len(scheduler.running) + len(scheduler.waiting) + len(scheduler.embedding)
+            if requests:
+                raise EngineError(f"{requests} requests are under way; new weights have to wait for their end")
+            if change is not None:
+                change()
+            self.items.invalidate()
+            self.pages.clear()
+
+        self.call(forget)
 
     def close(self) -> None:
         """Cancels what is running. Another service may follow over the same machine."""

@@ -67,6 +67,12 @@ class ReferenceEngine:
     def call(self, function: Callable[[], Any]) -> Any:
         return function()
 
+    def invalidate(self) -> None:
+        """Nothing to forget: nothing is kept."""
+
+    def replace_weights(self, params: dict) -> None:
+        raise EngineError("the reference keeps the weights that it was made with")
+
     def close(self) -> None:
         """Cancels what is left and ends the thread."""
         with self._door:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+import mmjax
 from conversion.checkpoint import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -73,7 +73,7 @@ def save_converted(params: dict, source: Checkpoint, out: Path, *, family: Famil
     config = {**source.config, "dtype": dtype}
     config.pop("torch_dtype", None)  # the older name of the same field
     write_json(out / "config.json", config)
-    manifest = Manifest(FORMAT_VERSION, family.name, dtype, version("mmjax"))
+    manifest = Manifest(FORMAT_VERSION, family.name, dtype, mmjax.__version__)
     write_json(out / MANIFEST_FILE, dataclasses.asdict(manifest))
 
 

@@ -120,7 +120,8 @@ def test_memory_is_linear_in_the_tokens():
     def temp(function):
         return jax.jit(function).lower(tokens, tokens, tokens, cu).compile().memory_analysis().temp_size_in_bytes
 
-    assert temp(forward) < 32 << 20
+    # Compilers may keep copies in another layout (one of 80 MiB on a GPU), never anything quadratic.
+    assert temp(forward) < (32 << 20 if jax.default_backend() == "cpu" else 2 * (80 << 20))
     assert temp(backward) < 3 * (80 << 20)
 
 

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 import transformers
 from llm_kit import clip, noise, user
-from qwen_kit import Case, reference_inputs
+from qwen_kit import FPS, Case, reference_inputs
 
 NEW_TOKENS = 32
 TIE = 1e-4  # two logits that are closer than this may swap places
-FPS = 3.0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+import transformers
+from packaging.version import Version
 
 from conversion.loader import load_params
 from kernels_pallas.dispatch import VisionOps, reference_attention, reference_vision_ops
@@ -21,6 +23,10 @@ from mmjax.models.vision_inputs import VisionInputs
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 REFERENCE_OPS = reference_vision_ops()
+
+# Frames a second of the clips. transformers before 5.24 cuts the seconds of a temporal step to whole ones, which only
+# differs where they are not whole: two frames at 3 a second.
+FPS = 3.0 if Version(transformers.__version__) >= Version("5.24") else 2.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ def reference_inputs(checkpoint, case: Case) -> dict[str, torch.Tensor]:
             [
                 {
                     "total_num_frames": n,
-                    "fps": 3.0,
+                    "fps": FPS,
                     "frames_indices": list(range(n)),
                     "width": w,
                     "height": h,

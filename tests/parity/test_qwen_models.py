@@ -19,7 +19,6 @@ from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
 from mmjax.models.qwen_shared import text
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")
-pytestmark = pytest.mark.usefixtures("exact_float32")
 
 
 def reference_rows(model, inputs) -> np.ndarray:

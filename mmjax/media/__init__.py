@@ -48,8 +48,8 @@ def open_media(
 
     Raises MediaError.
     """
-    if modality is Modality.IMAGE:
+    if modality == Modality.IMAGE:
         return ImageSource.open(value, options, item, channels_first=channels_first)
-    if modality is Modality.VIDEO:
+    if modality == Modality.VIDEO:
         return ClipSource.open(value, options, item, metadata=metadata, channels_first=channels_first)
     return SoundSource.open(value, options, item)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import NamedTuple
@@ -101,17 +101,17 @@ class BatchBuilder:
         self._ladder = ladder
         self._single = single
         self._load = EncoderLoad()
-        self._keys: set[CacheKey] = set()
+        self._loads: dict[CacheKey, EncoderLoad] = {}
 
     def __contains__(self, key: CacheKey) -> bool:
-        return key in self._keys
+        return key in self._loads
 
     def fits(self, load: EncoderLoad) -> bool:
         """Whether an item can still be encoded in this step."""
         return not load.tokens or not self._single or not self.batches or self._joins(load)
 
     def add(self, key: CacheKey, load: EncoderLoad) -> None:
-        self._keys.add(key)
+        self._loads[key] = load
         if not load.tokens:
             self.writes.append(key)
             return
@@ -120,6 +120,13 @@ class BatchBuilder:
             self._load = EncoderLoad()
         self.batches[-1].append(key)
         self._load = EncoderLoad.total((self._load, load))
+
+    def drop(self, keys: Collection[CacheKey]) -> None:
+        """Takes keys back, which leaves their part of the budget to others."""
+        kept = {key: load for key, load in self._loads.items() if key not in keys}
+        self.batches, self.writes, self._load, self._loads = [], [], EncoderLoad(), {}
+        for key, load in kept.items():
+            self.add(key, load)
 
     def _joins(self, load: EncoderLoad) -> bool:
         total = EncoderLoad.total((self._load, load))

@@ -130,10 +130,11 @@ class MultimodalItemScheduler(RequestRows):
 
         Nobody holds the rows: a claim may evict them, and one that finds no other rows cancels them. They are for the
         first in line, as many as fit into the unclaimed rows, so that encoding for one never evicts what was encoded
-        for another ahead of it.
+        for another ahead of it. What is reserved already comes first: whoever holds rows must get on.
         """
         if not self._retain or self.policy is EncoderSchedulingPolicy.DISABLED:
             return
+        self._select_reserved()
         step, room = self._step, self.cache.capacity_rows - self.cache.claimed_rows
         for state in filter(None, map(self._states.get, request_ids)):
             for i in state.needed():
@@ -313,6 +314,7 @@ class MultimodalItemScheduler(RequestRows):
         """Gives up what this step was to encode for later; those who claimed it since still get it."""
         for key in self._step.ahead:
             self._release_ahead(key)
+        self._step.builder.drop([key for key in self._step.ahead if key not in self._bound])
         self._step.ahead.clear()
 
     def _selectable(self, state: MultimodalEncoderRequestState, i: int) -> Refusal | None:
@@ -327,6 +329,14 @@ class MultimodalItemScheduler(RequestRows):
     def _select(self, state: MultimodalEncoderRequestState, i: int) -> None:
         if state.key(i) not in self._step.builder:
             self._step.builder.add(state.key(i), state.items[i].load)
+
+    def _select_reserved(self) -> None:
+        for key, refs in self._bound.items():
+            load = self._states[refs[0].request_id].items[refs[0].item].load
+            able = any(self._states[request_id].item_pixels[i] for request_id, i in refs)
+            reserved = self.cache.state(key) is EntryState.RESERVED and key not in self._step.builder
+            if reserved and able and self._step.builder.fits(load):
+                self._step.builder.add(key, load)
 
     def _ready(self, ref: ItemRef) -> bool:
         return self._states[ref.request_id].item_ready[ref.item]

@@ -33,7 +33,7 @@ class Case:
         """The case as one user turn, media first."""
         parts: list[dict] = [{"type": "image", "image": image} for image in self.images]
         if self.video is not None:
-            parts.append({"type": "video", "video": self.video} | ({"fps": self.fps} if self.fps else {}))
+            parts.append({"type": "video", "video": (self.video, {"fps": self.fps}) if self.fps else self.video})
         return [{"role": "user", "content": [*parts, {"type": "text", "text": self.question.text}]}]
 
 

@@ -28,8 +28,8 @@ from mmjax.demo.training.feed import Feed
 
 EVALUATION_SEED = 1_000_003  # scenes of the accuracy tables come from seeds that training never uses
 RENDERERS: dict[str, ModuleType] = {"own": scenes, "plain": plain_scenes}
-LOG_EVERY = 50  # steps
-REMEMBERED = 64
+LOG_EVERY = 200  # steps
+REMEMBERED = 128
 SMALL = 0.6  # share of training examples with small pictures, which cost less and teach as much
 
 
@@ -40,7 +40,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
+    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--easy", type=int, default=300, help="batches of easy examples at the start")
     parser.add_argument("--evaluation", type=int, default=30, help="batches of each renderer in the last evaluation")
     parser.add_argument("--every", type=float, default=75.0, help="seconds between evaluations")

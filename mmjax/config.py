@@ -42,6 +42,7 @@ class EngineConfig:
       enable_chunked_prefill: split prompts longer than a step over several steps.
       disable_overlap_scheduler: read the tokens of a step before the next one is dispatched.
       mask_placeholders: never sample an id that stands for an image, clip or sound.
+      trace_steps: rows of the step trace to keep (`LLM.trace`); 0 keeps none.
       compile_threads: threads that compile executables at start-up.
       compilation_cache: keep compiled executables on disk between runs.
     """
@@ -59,6 +60,7 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     disable_overlap_scheduler: bool = False
     mask_placeholders: bool = True
+    trace_steps: int = 0
     compile_threads: int | None = None
     compilation_cache: bool = True
 

@@ -19,6 +19,7 @@ from mmjax.engine.detokenizer import Detokenizer
 from mmjax.engine.handle import Handle, Stream
 from mmjax.engine.request import Request
 from mmjax.engine.stop import StopChecker
+from mmjax.engine.trace import StepTrace
 from mmjax.errors import ConfigError, EngineError, PromptTooLongError, RequestError
 from mmjax.frontend import Frontend, InputOptions, Messages
 from mmjax.inputs.explain import SpanTable, explain_prompt
@@ -242,6 +243,13 @@ class LLM:
         """
         self._check_open()
         self.running.replace_weights(params)
+
+    @property
+    def trace(self) -> StepTrace:
+        """The last `EngineConfig.trace_steps` steps: `rows`, `save(path)` for Perfetto, `plot()`."""
+        if isinstance(self.running, ReferenceEngine):
+            raise EngineError("the reference takes no steps")
+        return self.running.engine.trace
 
     def close(self) -> None:
         """Cancels what is running and lets go of the device's arrays. May be called twice."""

@@ -98,7 +98,7 @@ def serve(
         machine.text.layout.num_blocks if machine.text else 1,
         media,
         machine=machine,
-        trace=trace,
+        trace=trace or StepTrace((config or machine.config).trace_steps),
     ).start()
 
 

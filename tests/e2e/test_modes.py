@@ -12,6 +12,7 @@ import mmjax
 from mmjax.encoder.budgets import Readiness
 from mmjax.inputs.content_parts import MediaPart
 from mmjax.inputs.items import Modality
+from mmjax.media.images import ImageSource
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -72,11 +73,20 @@ def test_an_engine_that_only_encodes(tiny_llm, path):
                 call(user("hi"))
         assert llm.stats().items["items_encoded"] == 3
         assert "steps" in str(llm.stats())
+        film = MediaPart(Modality.VIDEO, (clip(4, 56, 84), {"fps": 2.0}))
+        assert llm.encode([film])[0].shape == (12, 64)
+        assert llm.count_tokens(user(PICTURES[0], "?")).image_tokens == len(rows[0])
+        with pytest.raises(mmjax.RequestError, match="item 1"):
+            llm.encode([PICTURES[0], b"no picture"])
+        llm.invalidate_caches()
+        np.testing.assert_array_equal(llm.encode(PICTURES[:1])[0], rows[0])
+        assert llm.stats().items["items_encoded"] == 5
+        assert_nothing_held(llm)
     for ours, theirs in zip(rows, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerances.OTHER_LAYOUT)
 
 
-def test_an_engine_without_a_tower(tiny_llm, path):
+def test_an_engine_without_a_tower(tiny_llm, path, monkeypatch):
     talk = user(noise(84, 140, 1), "what?")
     with serving(tiny_llm()) as llm:
         rows = llm.encode([noise(84, 140, 1)])
@@ -86,9 +96,12 @@ def test_an_engine_without_a_tower(tiny_llm, path):
     )
     with build(path, multimodal=config) as llm:
         assert llm.chat(user("hi"), GREEDY).token_ids == expected[0]
-        with pytest.raises(mmjax.RequestError, match="disable_mm_encoder") as caught:
-            llm.chat(talk, GREEDY)
-        assert caught.value.item == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(ImageSource, "decode", lambda _: pytest.fail("decoded for nobody"))
+            for call in (lambda: llm.chat(talk, GREEDY), lambda: llm.encode([noise(84, 140)])):
+                with pytest.raises(mmjax.RequestError, match="disable_mm_encoder") as caught:
+                    call()
+                assert caught.value.item == 0
         given = llm.chat(talk, GREEDY, multi_modal_embeddings={"image": rows})
         assert given.token_ids == expected[1]
         assert [name for name in llm.running.machine.encoder.executables() if name.startswith("encode")] == []

@@ -9,13 +9,10 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from llm_kit import ENGINE, GREEDY, MULTIMODAL, assert_nothing_held, clip, noise, png, user
+from llm_kit import GREEDY, assert_nothing_held, clip, noise, user
 
 import mmjax
 from mmjax.errors import ConfigError, EngineError, PlaceholderError, PromptTooLongError, RequestError
-from mmjax.inputs.content_parts import MediaPart
-from mmjax.inputs.items import Modality
-from mmjax.media.images import ImageSource
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
 PICTURE = noise(84, 140, 1)  # 3 x 5 rows
@@ -218,71 +215,6 @@ def test_no_limit_cuts_a_picture(llm, monkeypatch, side):
         assert out.usage.image_tokens == (6 if whole else 0)
         assert any("dropped image 0" in warning for warning in out.warnings) == (not whole)
     assert_nothing_held(llm)
-
-
-# Engines of one half.
-
-
-@pytest.fixture(scope="module")
-def half(tiny_llm):
-    """A function of a MultimodalConfig's fields -> LLM over the checkpoint of `tiny_llm`."""
-    made = []
-
-    def make(**fields):
-        path = tiny_llm().model.path
-        with jax.default_matmul_precision("highest"):
-            config = replace(MULTIMODAL, **fields)
-            made.append(mmjax.LLM(path, dtype="float32", engine=ENGINE, multimodal=config, progress=False))
-        return made[-1]
-
-    yield make
-    for llm in made:
-        llm.close()
-
-
-def test_an_engine_that_only_encodes(half, llm):
-    only = half(mm_encoder_only=True)
-    assert only.running.machine.text is None, "no text model, no KV pool"
-    pictures = [noise(84, 140, seed) for seed in range(12)] + [png(PICTURE), PICTURE]
-    for ours, theirs in zip(only.encode(pictures), llm.encode(pictures), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    film = MediaPart(Modality.VIDEO, (clip(4, 56, 84), {"fps": 2.0}))
-    assert only.encode([film])[0].shape == (12, 64)
-    assert only.stats().items["items_encoded"] == 12 + 1  # the last two are the second once more
-    assert only.count_tokens(GOOD) == llm.count_tokens(GOOD)
-    for call in (lambda: only.chat(GOOD), lambda: only.generate([1, 2]), lambda: list(only.stream(GOOD))):
-        with pytest.raises(EngineError, match="only encodes"):
-            call()
-    with pytest.raises(RequestError, match="item 1"):
-        only.encode([PICTURE, b"no"])
-    only.invalidate_caches()
-    only.encode([PICTURE])
-    assert only.stats().items["items_encoded"] == 14
-    assert_nothing_held(only)
-
-
-def test_an_engine_without_encoder(half, llm, monkeypatch):
-    without = half(disable_mm_encoder=True)
-    assert without.running.machine.encoder.params is None
-    talk = user("how old is the moon?")
-    assert without.chat(talk, GREEDY).token_ids == llm.chat(talk, GREEDY).token_ids
-    (rows,), expected = llm.encode([PICTURE]), llm.chat(GOOD, GREEDY).token_ids
-    monkeypatch.setattr(ImageSource, "decode", lambda _: pytest.fail("decoded"))
-    for call in (
-        lambda: without.chat(GOOD),
-        lambda: without.encode([PICTURE]),
-        lambda: without.generate(IMAGE, GREEDY, {"image": [PICTURE]}),
-    ):
-        with pytest.raises(RequestError, match="item 0: this engine runs without an encoder"):
-            call()
-    given = without.chat(GOOD, GREEDY, multi_modal_embeddings={"image": rows})
-    assert given.token_ids == expected
-    assert_nothing_held(without)
-
-
-def test_both_halves_missing_is_no_engine():
-    with pytest.raises(ConfigError, match="exclude each other"):
-        mmjax.MultimodalConfig(mm_encoder_only=True, disable_mm_encoder=True)
 
 
 # New weights.

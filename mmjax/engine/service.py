@@ -12,6 +12,7 @@ from mmjax.config import EngineConfig, MultimodalConfig
 from mmjax.encoder.buckets import BucketLadder
 from mmjax.encoder.budgets import EncoderBudgets
 from mmjax.encoder.scheduler import EncoderSchedulingPolicy, MultimodalItemScheduler
+from mmjax.engine.at_exit import close_at_exit
 from mmjax.engine.engine import Engine
 from mmjax.engine.pages import PageAllocator
 from mmjax.engine.request import Request
@@ -84,6 +85,7 @@ class Service:
 
     def start(self) -> Service:
         self.engine.start()
+        close_at_exit(self.engine)
         return self
 
     def submit(self, request: Request) -> None:

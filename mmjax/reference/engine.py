@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mmjax.engine.at_exit import close_at_exit
 from mmjax.engine.request import Request
 from mmjax.errors import EngineError, MMJaxError
 from mmjax.inputs.items import ProcessedItem
@@ -50,6 +51,7 @@ class ReferenceEngine:
 
     def start(self) -> ReferenceEngine:
         self._thread.start()
+        close_at_exit(self)
         return self
 
     def check_prompt(self, num_tokens: int, *, embed_only: bool) -> None:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from llm_kit import CHECKPOINT, GREEDY, assert_nothing_held, build, clip, held, noise, png, serving, together, user
@@ -250,6 +253,32 @@ def test_a_closed_engine_says_so(tiny_checkpoint):
     assert handle.result().finish_reason == "length"  # what was finished stays readable
     handle.cancel()
     assert llm.running.machine.text.state is None  # the device's memory is free
+
+
+LEAVE = """
+import sys
+sys.path[:0] = {paths}
+from llm_kit import user
+import mmjax
+engine = mmjax.EngineConfig(max_batch_size=1, max_num_tokens=64, max_seq_len=512, compilation_cache=False)
+multimodal = mmjax.MultimodalConfig(disable_mm_encoder=True)
+params = mmjax.SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+llms = [
+    mmjax.LLM({path!r}, reference=reference, engine=engine, multimodal=multimodal, progress=False)
+    for reference in (True, False)
+]
+streams = [llm.stream(user("a word"), params) for llm in llms]
+print([len(next(stream).token_ids) for stream in streams])
+"""
+
+
+def test_the_interpreter_may_end_while_engines_are_busy(tiny_checkpoint):
+    """A thread in the middle of a step would abort it."""
+    here = Path(__file__).parents[1]
+    path = str(tiny_checkpoint("qwen2_5_vl", **CHECKPOINT).path)
+    script = LEAVE.format(paths=[str(here), str(here.parent)], path=path)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "[1, 1]\n"), done.stderr
 
 
 def _wait_until(condition, seconds: float = 30) -> None:

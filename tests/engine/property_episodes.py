@@ -111,7 +111,7 @@ def draw_episode(world: World, seed: int) -> Episode:
 
 
 def _draw_asks(world: World, rng: np.random.Generator) -> Iterator[Ask]:
-    favourites = rng.permutation(len(world.prompts))  # few prompts come often, so that caches are hit
+    favourites = rng.permutation(world.drawn)  # few prompts come often, so that caches are hit
     gap = rng.choice([0.0, 0.5, 3.0])
     longest = rng.choice([4, 16, 48], p=[0.3, 0.5, 0.2])
     arrival = 0

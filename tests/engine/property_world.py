@@ -7,6 +7,7 @@ Everything that costs time is made once: executables, prompts with their pixels,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import mmjax
+from mmjax.demo import demo_clip, demo_pair, demo_scene
+from mmjax.frontend import Frontend, InputOptions
 from mmjax.inputs.hashing import item_digest
 from mmjax.inputs.items import Modality, ProcessedItem
 from mmjax.inputs.prepare import prepare_prompt
@@ -62,6 +65,7 @@ class World:
     reference: ReferenceRunner
     stock: list[ItemInput] = field(default_factory=list)
     prompts: list[PreparedPrompt] = field(default_factory=list)
+    drawn: int = 0  # how many of them random episodes draw from
     _rows: dict[Any, np.ndarray] = field(default_factory=dict)
     _logits: dict[int, list[tuple[tuple[int, ...], np.ndarray]]] = field(default_factory=dict)
     _nan: dict[int, Any] = field(default_factory=dict)
@@ -201,6 +205,7 @@ def fill_with_noise(world: World, seed: int = 0) -> World:
         replace(world.stock[3], patches=None, source=None, embedding=rows, digest=item_digest(rows)),
     ]
     _random_prompts(world, rng)
+    world.drawn = len(world.prompts)
     return world
 
 
@@ -227,3 +232,29 @@ def _random_prompts(world: World, rng: np.random.Generator) -> None:
         if len(items) <= 5 and length < LONGEST_PROMPT:
             world.add(*parts)
             drafts.append(parts)
+
+
+def fill_with_scenes(world: World, seed: int = 0) -> World:
+    """Prompts for the demo model: conversations about drawn scenes, whose answers hang on the pictures."""
+    rng = np.random.default_rng(seed)
+    shown = [demo_scene(i, size) for i, size in enumerate(((56, 84), (84, 84), (112, 84), (84, 112), (112, 112)))]
+    shown += [demo_pair(i, (84, 84)) for i in range(3)]
+    clips = [demo_clip(i, (56, 56), 4 + i) for i in range(2)]
+    with ThreadPoolExecutor(1) as media:
+        frontend = Frontend(world.model, MULTIMODAL, media)
+        while len(world.prompts) < PROMPTS:
+            scenes = [(shown + clips)[i] for i in rng.choice(len(shown) + len(clips), rng.choice([0, 1, 1, 1, 2]))]
+            messages = [{"role": "user", "content": "What can you do?"}]
+            for scene in scenes:
+                parts = [{"type": "image", "image": image} for image in scene.images]
+                if scene.video is not None:
+                    parts.append({"type": "video", "video": (list(scene.video), {"fps": scene.fps})})
+                question = scene.questions[rng.integers(len(scene.questions))]
+                messages += [{"role": "user", "content": [*parts, {"type": "text", "text": question.text}]}]
+                messages += [{"role": "assistant", "content": question.answer}]
+            messages = messages[1:-1] or messages
+            prompt = frontend.chat(messages, InputOptions(), limit=None)
+            if len(prompt.token_ids) < LONGEST_PROMPT:
+                world.prompts.append(prompt)
+    world.drawn = len(world.prompts)
+    return world

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds of the property test of the whole engine, made once a session."""
+
+from __future__ import annotations
+
+import pytest
+
+# Page sizes by model: tiny random ones of two families, and the demo model, whose answers hang on its pictures.
+PAGES = {"qwen2_5_vl": (4, 16), "qwen2_vl": (8,), "demo": (16,)}
+
+
+@pytest.fixture(scope="session")
+def property_world(tiny_checkpoint):
+    """A function (name of a model) -> its World; see property_world.py."""
+    import llm_kit
+    import property_world as worlds
+
+    from mmjax.demo import checkpoint_path
+
+    made = {}
+
+    def make(name: str):
+        if name not in made:
+            path = checkpoint_path() if name == "demo" else tiny_checkpoint(name, **llm_kit.CHECKPOINT).path
+            fill = worlds.fill_with_scenes if name == "demo" else worlds.fill_with_noise
+            made[name] = fill(worlds.build_world(path, PAGES[name]))
+        return made[name]
+
+    return make

@@ -20,7 +20,7 @@ import mmjax
 from mmjax.errors import MediaError, PlaceholderError, PromptTooLongError, RequestError
 from mmjax.frontend import Frontend
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 GOOD = user(noise(84, 140, 1), "what?")
 

@@ -14,7 +14,7 @@ from mmjax.inputs.content_parts import MediaPart
 from mmjax.inputs.items import Modality
 from mmjax.media.images import ImageSource
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 PICTURES = [noise(84, 140, 1), png(noise(150, 90, 2)), noise(28, 196, 3)]
 

@@ -14,7 +14,7 @@ import mmjax
 from mmjax.frontend import InputOptions
 from mmjax.inputs.items import ProcessedItem
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 PICTURE = user(noise(84, 140, 1), "what?")
 TEXT = user("tell me a tale")

@@ -12,7 +12,7 @@ from llm_kit import assert_nothing_held, clip, noise, serving, together, user
 
 import mmjax
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 PARAMS = mmjax.SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=20)
 PLAIN = mmjax.SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)

@@ -11,7 +11,7 @@ from llm_kit import GREEDY, assert_nothing_held, clip, noise, png, serving, toge
 import mmjax
 from mmjax.errors import RequestError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 LONG = mmjax.SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 REQUESTS = [

@@ -14,7 +14,7 @@ import mmjax
 from mmjax.compilation import CompileCounter
 from mmjax.errors import DeviceError, EngineError, RequestError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 LONG = replace(GREEDY, max_tokens=20)
 REQUESTS = [

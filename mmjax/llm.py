@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mmjax.frontend import Frontend, InputOptions, Messages
 from mmjax.inputs.explain import SpanTable, explain_prompt
 from mmjax.inputs.prompt import PreparedPrompt
 from mmjax.inputs.usage import Usage
+from mmjax.list_calls import answer, answers, params_each, share_out
 from mmjax.loading import device_for, load_params, open_model
 from mmjax.outputs import Delta, RequestOutput
 from mmjax.reference.engine import ReferenceEngine
@@ -107,14 +109,13 @@ class LLM:
             for all, or a list with one for each.
         """
         if _is_conversation(messages):
-            return self.submit(messages, params, **options).result()
-        every = _each(options, len(messages))
-        parameters = _params_each(params, len(messages))
-        handles = [
-            self._try(self.submit, conversation, one, **own)
+            return answer(self.submit(messages, params, **options))
+        every = share_out(options, len(messages))
+        parameters = params_each(params, len(messages))
+        return answers(
+            partial(self.submit, conversation, one, **own)
             for conversation, one, own in zip(messages, parameters, every, strict=True)
-        ]
-        return [_output(handle) for handle in handles]
+        )
 
     def generate(
         self,
@@ -130,17 +131,16 @@ class LLM:
           multi_modal_data: {"image": [...], "video": [...]}, in the order of their placeholders.
         """
         if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int | np.integer)):
-            return self._submit_prompt(prompt, params, multi_modal_data, **options).result()
+            return answer(self._submit_prompt(prompt, params, multi_modal_data, **options))
         data = multi_modal_data if isinstance(multi_modal_data, Sequence) else [multi_modal_data] * len(prompt)
         if len(data) != len(prompt):
             raise RequestError(f"{len(data)} entries of multi_modal_data for {len(prompt)} prompts")
-        every = _each(options, len(prompt))
-        parameters = _params_each(params, len(prompt))
-        handles = [
-            self._try(self._submit_prompt, one, own_params, own_data, **own)
+        every = share_out(options, len(prompt))
+        parameters = params_each(params, len(prompt))
+        return answers(
+            partial(self._submit_prompt, one, own_params, own_data, **own)
             for one, own_params, own_data, own in zip(prompt, parameters, data, every, strict=True)
-        ]
-        return [_output(handle) for handle in handles]
+        )
 
     def stream(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Stream:
         """The answer piece by piece. Raises the request's error where it happens; closing it cancels the request."""
@@ -208,7 +208,7 @@ class LLM:
         handle, inputs = self._handle(), _input_options(options)
         params = SamplingParams(max_tokens=1)
         request = self._start(handle, lambda: self.frontend.images(images, inputs), params, embed_only=True)
-        handle.result()
+        answer(handle)
         return request.rows
 
     def count_tokens(self, messages: Messages, **options: Any) -> Usage:
@@ -321,24 +321,6 @@ class LLM:
             embed_only=embed_only,
         )
 
-    def _try(self, submit: Any, *arguments: Any, **options: Any) -> Handle:
-        """A handle in any case: what can't be submitted gets one that has failed already."""
-        try:
-            return submit(*arguments, **options)
-        except RequestError as error:
-            handle = Handle(error.request_id or f"r{next(self._ids)}", lambda _: None)
-            handle.finish(
-                RequestOutput(
-                    request_id=handle.request_id,
-                    text="",
-                    token_ids=[],
-                    prompt_token_ids=[],
-                    finish_reason="error",
-                    error=error,
-                )
-            )
-            return handle
-
 
 def _is_conversation(messages: Any) -> bool:
     """Whether this is one conversation (a list of messages, or nothing that makes sense) and no list of them."""
@@ -353,14 +335,6 @@ def _cancel_submitted(submitting: asyncio.Future[Handle]) -> None:
         submitting.result().cancel()
 
 
-def _output(handle: Handle) -> RequestOutput:
-    """The output of one request of a list; only errors that are the request's own stay inside it."""
-    output = handle.wait()
-    if output.error is not None and not isinstance(output.error, RequestError):
-        raise output.error
-    return output
-
-
 def _input_options(options: Mapping[str, Any]) -> InputOptions:
     unknown = sorted(set(options) - _INPUT_OPTIONS)
     if unknown:
@@ -368,28 +342,7 @@ def _input_options(options: Mapping[str, Any]) -> InputOptions:
     return InputOptions(**options)
 
 
-def _each(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Options of each request: a list gives one to each, anything else goes to all."""
-    for name, value in options.items():
-        if isinstance(value, list) and len(value) != count:
-            raise RequestError(f"{name} has {len(value)} entries for {count} requests")
-    return [
-        {name: value[index] if isinstance(value, list) else value for name, value in options.items()}
-        for index in range(count)
-    ]
-
-
 def _checked(params: SamplingParams | None) -> SamplingParams:
     if params is not None and not isinstance(params, SamplingParams):
         raise RequestError(f"params must be SamplingParams, got {type(params).__name__}")
     return params or SamplingParams()
-
-
-def _params_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence):
-        raise RequestError(f"params must be SamplingParams or a list of them, got {type(params).__name__}")
-    if len(params) != count:
-        raise RequestError(f"{len(params)} sampling params for {count} requests")
-    return list(params)

@@ -17,6 +17,7 @@ import pytest
 from llm_kit import CHECKPOINT, GREEDY, assert_nothing_held, build, clip, held, noise, png, serving, together, user
 
 import mmjax
+from mmjax.engine.handle import Handle
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -181,6 +182,25 @@ def test_cancelled_coroutines_cancel_their_requests(llm):
     results = asyncio.run(ask())
     assert [type(result) for result in results] == [asyncio.CancelledError] * 2
     _wait_until(lambda: held(llm)["requests"] == 0)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_an_interrupted_call_cancels_its_requests(llm, monkeypatch, count):
+    """Ctrl-C in a notebook: nothing goes on behind the user's back."""
+    waits = iter(range(10))
+
+    def wait(handle, timeout=None, original=Handle.wait):
+        if next(waits) == count // 2:
+            raise KeyboardInterrupt
+        return original(handle, timeout)
+
+    monkeypatch.setattr(Handle, "wait", wait)
+    messages = [user(noise(84, 140, i), "what?") for i in range(count)]
+    with pytest.raises(KeyboardInterrupt):
+        llm.chat(messages[0] if count == 1 else messages, LONG)
+    monkeypatch.undo()
+    _wait_until(lambda: held(llm)["requests"] == 0)
+    assert llm.running.engine.trace.steps < LONG.max_tokens + 50
 
 
 def test_a_listener_that_fails_harms_nobody(llm, alone):

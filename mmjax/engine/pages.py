@@ -130,6 +130,13 @@ class PageAllocator:
         self._reused_blocks += len(table)
         return table, len(table) * self.tokens_per_block
 
+    def undo_match(self, table: list[int]) -> None:
+        """Takes back what `match` gave, for a prompt that can't start yet, as if nobody had asked."""
+        self._lookups -= 1
+        self._hits -= bool(table)
+        self._reused_blocks -= len(table)
+        self.free(table)
+
     def register(self, table: Sequence[int], keys: Sequence[bytes], tokens: Sequence[Hashable]) -> None:
         """Makes known what the first `len(keys)` blocks of `table` hold. Their KV must be written, or dispatched.
 

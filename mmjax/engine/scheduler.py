@@ -178,7 +178,7 @@ class Scheduler:
         request.lacking = self.items.lacking_pixels(request.id, cached)
         missing = self.pages.blocks_for(min(request.prefill_end, cached + self.config.chunk_tokens)) - len(table)
         if request.lacking or missing > self.pages.available:
-            self.pages.free(table)
+            self.pages.undo_match(table)
             return bool(request.lacking)
         self.waiting.remove(request)
         insort(self.running, request, key=_arrival)

@@ -141,6 +141,21 @@ def test_pages_are_shared_up_to_the_picture_that_differs(llm):
     assert first.logprobs[0].logprob != other.logprobs[0].logprob
 
 
+def test_a_prompt_that_waits_is_counted_once(tiny_llm):
+    """It asks in every step for what is known of it; what it reuses in the end is what counts."""
+    messages, long = user("a" * 70), mmjax.SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    with serving(tiny_llm(), block_limit=11) as llm:
+        llm.chat(messages, PLAIN)
+        with together(llm):  # the first takes 8 pages and more, the second needs 6
+            first, second = llm.submit(user("b" * 100), long), llm.submit(messages, PLAIN)
+        outs = [first.result(), second.result()]
+        stats = llm.stats()
+    assert outs[1].metrics.queued > outs[0].metrics.first_token
+    assert stats.queues["preemptions"] == 0
+    assert (stats.pages["lookups"], stats.pages["hits"]) == (3, 1)
+    assert stats.pages["reused_tokens"] == outs[1].usage.cached_tokens == 16
+
+
 def test_a_tenant_shares_with_itself_alone(llm):
     messages = user(noise(84, 140, 1), "what is this?")
     outs = [llm.chat(messages, PARAMS, cache_salt=salt) for salt in ("a", "b", "a", None)]

@@ -9,8 +9,9 @@ pages and rows, waits at the head of the queue, and later computes prompt and ou
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from operator import attrgetter
 
 from mmjax.config import EngineConfig
@@ -105,11 +106,10 @@ class Scheduler:
             if request.status is Status.RUNNING and decodes and self._room_for(request, request.computed + 1):
                 step.decodes.append(request)
         self.items.begin(self._encoder_cap if step.decodes else None)
-        active = [request.id for request in (*self.running, *self.waiting)]
         if self.items.policy is EncoderSchedulingPolicy.EAGER:
-            self.items.look_ahead(active)
+            self.items.look_ahead(self._in_line())
         self._schedule_chunks(step, self.config.chunk_tokens - len(step.decodes))
-        self.items.look_ahead(active[: self._max_ahead])
+        self.items.look_ahead(islice(self._in_line(), self._max_ahead))
         step.encode = self.items.close()
         # Making room for a chunk may have preempted a request that was to decode or to prefill.
         step.decodes = [request for request in step.decodes if request.status is Status.RUNNING]
@@ -120,18 +120,18 @@ class Scheduler:
         """Claims rows and tokens in order of arrival; once the step is full, only for requests that want rows alone."""
         prefilling = [request for request in self.running if request.prefilling]
         newcomers = self._newcomers()
-        for request in self._in_order([*prefilling, *self.waiting, *self.embedding]):
+        for request in self._in_order([*prefilling, *newcomers, *self.embedding]):
             if request.embed_only:
                 if not request.restoring:
                     self.items.claim(request.id, request.computed, request.prompt_len)
                 continue
             if budget <= 0 or len(step.chunks) == self.config.max_prefill_sequences:
                 continue
-            if request in self.waiting and (request not in newcomers or not self._start(request)):
-                newcomers = set()  # first come, first served: nobody passes the head of the queue
+            if request.status is not Status.RUNNING and (request not in newcomers or not self._start(request)):
+                newcomers = []  # first come, first served: nobody passes the head of the queue
                 continue
             if request.status is not Status.RUNNING:
-                continue  # preempted a moment ago, or its pixels are being decoded again
+                continue  # its pixels have to be decoded again
             wanted = min(request.prefill_end, request.computed + budget)
             if wanted < request.prefill_end and self._must_be_whole(request):
                 budget = 0  # nor do younger ones take the tokens that it waits for
@@ -154,25 +154,28 @@ class Scheduler:
             request.prefill_end - request.computed <= self.config.chunk_tokens
         )
 
-    def _newcomers(self) -> set[Request]:
-        """Waiting requests that may start; where requests wait for all of their items, the encoder says how many."""
-        waiting = list(self.waiting)
-        loads = [[encoder_item(item).load for item in request.prompt.items] for request in waiting]
-        return set(waiting[: self.items.gate([request.id for request in self.running], loads)])
+    def _newcomers(self) -> list[Request]:
+        """Waiting requests that may start, at most one a free slot: however long the queue is, a step looks no further.
+
+        Those whose pixels are being decoded again stand aside: they do not run, and they do not block others. Where
+        requests wait for all of their items, the encoder says how many may start.
+        """
+        ready = list(islice((r for r in self.waiting if not r.restoring), len(self._free_slots)))
+        loads = [[encoder_item(item).load for item in request.prompt.items] for request in ready]
+        return ready[: self.items.gate([request.id for request in self.running], loads)]
+
+    def _in_line(self) -> Iterator[str]:
+        return (request.id for request in chain(self.running, self.waiting))
 
     def _in_order(self, requests: Sequence[Request]) -> list[Request]:
         by_id = {request.id: request for request in sorted(requests, key=_arrival)}
         return [by_id[request_id] for request_id in self.items.order(list(by_id))]
 
     def _start(self, request: Request) -> bool:
-        """Gives a waiting request a slot and what the prefix cache holds for it; False if it has to wait.
+        """Gives a newcomer a slot and what the prefix cache holds for it; False if it has to wait.
 
-        A request whose pixels are being decoded again stands aside: it does not run, and it does not block others.
+        One whose pixels have to be decoded again does not run either, but neither does it make others wait.
         """
-        if request.restoring:
-            return True
-        if not self._free_slots:
-            return False
         limit = request.prefill_end - 1  # the last token is always computed: its logits are needed
         table, cached = self.pages.match(request.block_keys, request.key_tokens, limit)
         request.lacking = self.items.lacking_pixels(request.id, cached)

@@ -8,6 +8,8 @@ import pytest
 from inputs_kit import broken_rows
 from stub_kit import PLAIN, StubEngine, expected, item, talk
 
+from mmjax.engine import scheduler
+from mmjax.engine.embedding import encoder_item
 from mmjax.errors import DeviceError, EngineError, RequestError
 
 
@@ -118,6 +120,22 @@ def test_a_cache_of_one_item_serves_anybody(seed, readiness):
     engine.assert_answers()
     engine.assert_drained()
     assert sum(end(request).finish_reason == "length" for request in alive) > 60
+
+
+def test_a_step_looks_no_further_into_the_queue_than_it_has_slots(monkeypatch):
+    looked = []
+    monkeypatch.setattr(scheduler, "encoder_item", lambda placed: looked.append(placed) or encoder_item(placed))
+    engine = StubEngine(batch=3, chunk=8, blocks=200)
+    for n in range(200):
+        engine.submit(talk(1, item(n % 5, 3), 2), 2)
+    for _ in range(20):
+        looked.clear()
+        engine.step()
+        assert len(looked) <= 3
+    engine.run()
+    engine.assert_answers()
+    started = [request_id for row in engine.engine.trace.rows for request_id, *_ in row.chunks]
+    assert list(dict.fromkeys(started)) == [f"r{n}" for n in range(200)], "first come, first served"
 
 
 # Preemption after pixels were dropped.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 from mmjax.encoder.plan import EncodeBatch, EncodeItem, ItemRef
 from mmjax.encoder.step import MultimodalEncoderContractError, MultimodalEncoderRequestError
 from mmjax.engine.embedding import RowReader, encoder_item
+from mmjax.engine.mailbox import Mailbox
 from mmjax.engine.prefix import register_pages
 from mmjax.engine.request import Request, Status
 from mmjax.engine.scheduler import Schedule, Scheduler
@@ -70,11 +70,10 @@ class Engine:
         self._depth = 1 if overlap else 0
         self._pending: deque[Any] = deque()
         self._requests: dict[str, Request] = {}
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox = Mailbox()
         self._arrivals = itertools.count()
         self._rows = RowReader(self.items, encoder)
-        self._door = threading.Lock()
-        self._stopping = self._ended = False
+        self._stopping = False
         self._fruitless_recoveries = 0
         self._thread = threading.Thread(target=self._loop, name="mmjax-engine", daemon=True)
 
@@ -86,19 +85,19 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queues a request; its handle tells the rest. Raises EngineError once the engine is closed."""
-        if not self._post(partial(self._admit, request)):
+        if not self._inbox.post(partial(self._admit, request)):
             raise EngineError("the engine was closed")
 
     def cancel(self, request_id: str) -> None:
         """Ends a request with finish_reason "cancelled"; harmless if it has ended."""
-        self._post(partial(self._cancel, request_id))
+        self._inbox.post(partial(self._cancel, request_id))
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Runs `function` between two steps and returns what it returns; raises what it raises."""
         if threading.current_thread() is self._thread or not self._started:
             return function()
         future: Future = Future()
-        if not self._post(lambda: _settle(future, function)):
+        if not self._inbox.post(lambda: _settle(future, function)):
             self._thread.join()
             return function()
         return future.result()
@@ -106,19 +105,12 @@ class Engine:
     def close(self) -> None:
         """Cancels what is left and ends the thread."""
         if self._started:
-            self._post(self._stop)
+            self._inbox.post(self._stop)
             self._thread.join()
 
     @property
     def _started(self) -> bool:
         return self._thread.ident is not None
-
-    def _post(self, message: Callable[[], None]) -> bool:
-        """Leaves a message for the engine's thread; False if nobody reads any more."""
-        with self._door:
-            if not self._ended:
-                self._inbox.put(message)
-            return not self._ended
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
@@ -135,25 +127,19 @@ class Engine:
                     idle = True
             reason = "cancelled"
         finally:
-            with self._door:
-                self._stopping = self._ended = True
-            self._receive(wait=False)
+            self._stopping = True
+            self._inbox.shut()
+            self._inbox.deliver(wait=False)
             self._fail_all(EngineError("the engine was closed"), reason=reason)
 
     def _turn(self, idle: bool) -> bool:
         """Reads messages, waiting for one if `idle`, and takes a step; True if there is nothing left to do."""
-        self._receive(wait=idle)
+        self._inbox.deliver(wait=idle)
         try:
             return not self.step()
         except DeviceError as error:
             self._recover(error)
             return False
-
-    def _receive(self, *, wait: bool) -> None:
-        if wait and not self._stopping:
-            self._inbox.get()()
-        while not self._inbox.empty():
-            self._inbox.get()()
 
     def _stop(self) -> None:
         self._stopping = True
@@ -297,9 +283,9 @@ class Engine:
             except Exception as error:
                 known = isinstance(error, MMJaxError)
                 failure = error if known else RequestError(f"can't be decoded again: {error!r}", item=index)
-                self._post(partial(self._finish, request, "error", failure))
+                self._inbox.post(partial(self._finish, request, "error", failure))
                 return
-        self._post(partial(self._restored, request, patches))
+        self._inbox.post(partial(self._restored, request, patches))
 
     def _restored(self, request: Request, patches: dict[int, Any]) -> None:
         request.restoring, request.lacking = False, []

@@ -12,6 +12,8 @@ from PIL import Image
 
 import mmjax
 from mmjax.errors import MediaError, RequestError
+from mmjax.inputs.content_parts import MediaPart
+from mmjax.inputs.items import Modality
 from mmjax.inputs.process import media_item
 from mmjax.media import MediaOptions, open_media
 from mmjax.media.images import ImageSource
@@ -165,6 +167,19 @@ def test_clips_of_any_length(llm, frames):
     out = llm.chat(user((clip(frames, 56, 56), {"fps": 2.0}), "?"), ONE)
     assert out.usage.video_tokens == 4 * ((frames + 1) // 2)
     assert out.error is None
+
+
+def test_rows_of_clips_are_those_of_all_their_steps(llm):
+    """Grid 2 x 8 x 10 patches: 40 rows; two clips have rows of their own."""
+    clips = [(clip(4, 112, 140), {"fps": 2.0}), (clip(2, 56, 84), {"fps": 2.0}), (clip(3, 56, 56), {"fps": 2.0})]
+    options = {"mm_processor_kwargs": {"max_pixels": 50176}}
+    spans = llm.explain(user(*clips), **options).spans
+    assert [(span.grid, span.rows) for span in spans] == [((2, 8, 10), 40), ((1, 4, 6), 6), ((2, 4, 4), 8)]
+    assert [len(rows) for rows in llm.encode([MediaPart(Modality.VIDEO, one) for one in clips], **options)] == [
+        40,
+        6,
+        8,
+    ]
 
 
 @pytest.mark.parametrize(

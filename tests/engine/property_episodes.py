@@ -90,12 +90,18 @@ class Faults:
 
 @dataclass(frozen=True)
 class Episode:
-    """Requests to one engine; `seed` sets when media threads are done."""
+    """Requests to one engine.
+
+    Attributes:
+      forget: whether all caches are emptied whenever there is nothing to do.
+      seed: of the times at which media threads are done.
+    """
 
     page: int
     asks: tuple[Ask, ...]
     limits: Limits = Limits()
     faults: Faults = Faults()
+    forget: bool = False
     seed: int = 0
 
 
@@ -107,15 +113,16 @@ def draw_episode(world: World, seed: int) -> Episode:
     rng = np.random.default_rng(seed)
     page = int(rng.choice(list(world.machines)))
     asks = tuple(_draw_asks(world, rng))
-    return Episode(page, asks, _draw_limits(world, rng, page, asks), _draw_faults(rng), seed)
+    limits, faults = _draw_limits(world, rng, page, asks), _draw_faults(rng)
+    return Episode(page, asks, limits, faults, forget=bool(rng.random() < 0.2), seed=seed)
 
 
 def _draw_asks(world: World, rng: np.random.Generator) -> Iterator[Ask]:
     favourites = rng.permutation(world.drawn)  # few prompts come often, so that caches are hit
-    gap = rng.choice([0.0, 0.5, 3.0])
+    gap = rng.choice([0.0, 0.5, 3.0, 20.0], p=[0.3, 0.3, 0.3, 0.1])
     longest = rng.choice([4, 16, 48], p=[0.3, 0.5, 0.2])
     arrival = 0
-    for _ in range(rng.integers(4, 25)):
+    for _ in range(rng.integers(4, 25) if rng.random() < 0.95 else rng.integers(50, 100)):
         prompt = int(favourites[min(rng.geometric(0.12) - 1, len(favourites) - 1)])
         max_tokens = int(rng.integers(1, longest + 1))
         stop = tuple(rng.choice(world.model.cfg.vocab_size, STOPS, replace=False).tolist())
@@ -181,7 +188,10 @@ def _draw_faults(rng: np.random.Generator) -> Faults:
     def calls(chance: float, number: int, within: int) -> tuple[int, ...]:
         return tuple(sorted(set(rng.integers(0, within, number).tolist()))) if rng.random() < chance else ()
 
-    return Faults(pack=calls(0.15, 2, 10), device=calls(0.1, 2, 80), restore=calls(0.1, 1, 4))
+    device = calls(0.1, 2, 80)
+    if rng.random() < 0.2:  # twice in a row is once too often
+        device = tuple(sorted({*device, *(number + 1 for number in device)}))
+    return Faults(pack=calls(0.15, 2, 10), device=device, restore=calls(0.1, 1, 4))
 
 
 # ---- making it small -----------------------------------------------------------------------------------------------
@@ -206,6 +216,8 @@ def _simpler(episode: Episode) -> Iterator[Episode]:
             if kept:
                 yield replace(episode, asks=kept)
         size //= 2
+    if episode.forget:
+        yield replace(episode, forget=False)
     for name, default in (("faults", Faults()), ("limits", Limits())):
         for plain in _plainer(getattr(episode, name), default):
             yield replace(episode, **{name: plain})

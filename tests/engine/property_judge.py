@@ -74,12 +74,14 @@ def _check_drained(run: Run) -> None:
     }
     if any(held.values()):
         raise EpisodeError(f"after the last request: {held}")
+    if run.episode.forget and (rows.current_bytes or service.pages.stats().cached):
+        raise EpisodeError("something is remembered although caches were emptied")
 
 
 def _check_encodes(run: Run) -> None:
     """With room for everything and nothing lost, each picture is encoded once, whoever brings it."""
     limits, injector = run.episode.limits, run.injector
-    roomy = limits.rows is None and limits.retain and limits.blocks is None
+    roomy = limits.rows is None and limits.retain and limits.blocks is None and not run.episode.forget
     again = {key for key in injector.encoded if injector.encoded.count(key) > 1}
     if roomy and again and not (injector.injected or injector.bad):
         raise EpisodeError(f"encoded more than once: {again}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,12 +104,14 @@ class Injector:
 class _Text:
     """A ModelRunner whose calls may fail."""
 
-    def __init__(self, injector: Injector):
-        self._runner, self._injector = injector.machine.text, injector
+    def __init__(self, injector: Injector, poison: Callable[[], None]):
+        self._runner, self._injector, self._poison = injector.machine.text, injector, poison
 
     def allocate(self) -> None:
+        """The last of what is made again after a device error."""
         self._injector.recoveries += 1
         self._runner.allocate()
+        self._poison()
 
     def begin(self, request: Request) -> None:
         self._injector.on_device(lambda: self._runner.begin(request))
@@ -205,7 +208,7 @@ class Run:
             encoder_side_stream_max_ahead=limits.ahead,
         )
         service = Service(
-            _Text(injector),
+            _Text(injector, partial(world.poison, episode.page)),
             _Encoder(injector),
             config,
             multimodal,
@@ -247,6 +250,8 @@ class Run:
             if idle and self.media.tasks:
                 self.media.run()
             elif idle and engine._inbox.empty():
+                if self.episode.forget:
+                    self.service.invalidate()
                 if not coming:
                     return
                 self.round = max(self.round, min(asks[n].arrival for n in coming))
@@ -300,6 +305,7 @@ class Run:
             for block in request.table:
                 references[block] += 1
             _check(pages.blocks_for(request.computed) <= len(request.table), "positions without pages")
+            _check(request.scheduled_outputs <= request.max_tokens, "more tokens under way than wanted")
         _check(references == pages._references, "page references are not those of the running requests")
         _check(len(scheduler.running) + len(scheduler._free_slots) == config.max_batch_size, "a slot is lost")
         _check(cache.claimed_rows <= cache.capacity_rows, "more rows claimed than there are")

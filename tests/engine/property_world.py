@@ -115,7 +115,7 @@ class World:
         for seen, logits in memory:
             if seen[: len(given)] == given:
                 return logits[: len(tokens)]
-        logits = self.reference.logits(self.prompts[index], self.rows(index), given)
+        logits = self.reference.logits(self.prompts[index], self.rows(index), given).copy()  # not a view of padding
         memory[:] = [entry for entry in memory if given[: len(entry[0])] != entry[0]]
         memory.append((given, logits))
         return logits

@@ -104,7 +104,7 @@ def by_transformers(checkpoint: Path) -> Answer:
             for part in case.messages()[0]["content"]
         ]
         prompt = processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
-        media: dict = {"images": list(case.images)} if case.images else {}
+        media: dict = {"images": [image.copy() for image in case.images]} if case.images else {}
         if case.video is not None:
             frames = len(case.video)
             media["videos"] = [torch.from_numpy(case.video).permute(0, 3, 1, 2)]

@@ -9,7 +9,7 @@ import pytest
 import mmjax
 from mmjax.demo import checkpoint_path, demo_clip, demo_pair
 from mmjax.demo.questions import MAIN_KINDS
-from mmjax.demo.training.evaluate import RENDERERS, Case, by_transformers, draw_case
+from mmjax.demo.training.evaluate import RENDERERS, Case, draw_case
 
 GREEDY = mmjax.SamplingParams(max_tokens=48, temperature=0.0)
 EACH = 10  # questions of each kind and renderer
@@ -74,7 +74,7 @@ def test_checkpoint_is_small_and_complete():
 
 
 def test_transformers_loads_it_and_answers_alike(demo):
-    pytest.importorskip("torch", reason="the oracle is transformers")
+    judge = pytest.importorskip("demo_judge", reason="the oracle is transformers", exc_type=ImportError)
     rng = np.random.default_rng(23)
     cases = [draw_case(kind, RENDERERS["own"], rng) for kind in MAIN_KINDS]
-    assert list(by_transformers(checkpoint_path())(cases)) == _ask(demo, cases)
+    assert list(judge.by_transformers(checkpoint_path())(cases)) == _ask(demo, cases)

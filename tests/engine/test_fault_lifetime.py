@@ -138,6 +138,20 @@ def test_a_step_looks_no_further_into_the_queue_than_it_has_slots(monkeypatch):
     assert list(dict.fromkeys(started)) == [f"r{n}" for n in range(200)], "first come, first served"
 
 
+def test_nobody_passes_the_head_of_the_queue():
+    """A large prompt waits for pages; a stream of small ones behind it would take them for ever."""
+    engine = StubEngine(page=4, blocks=10, chunk=40, batch=8)
+    engine.submit(talk(15), 8)
+    engine.step()
+    head = engine.submit(talk(30, item(1, 3)), 2)
+    for _ in range(30):
+        engine.submit(talk(3), 6)
+        engine.step()
+        assert head.computed or all(request.computed == 0 for request in engine.requests[2:])
+    engine.run()
+    engine.assert_answers()
+
+
 # Preemption after pixels were dropped.
 
 

@@ -112,12 +112,15 @@ def draw_episode(world: World, seed: int) -> Episode:
     """The episode of `seed`."""
     rng = np.random.default_rng(seed)
     page = int(rng.choice(list(world.machines)))
-    asks = tuple(_draw_asks(world, rng))
+    narrow = bool(rng.random() < 0.2)
+    asks = tuple(_draw_asks(world, rng, rows_alone=0.3 if narrow else 0.05))
     limits, faults = _draw_limits(world, rng, page, asks), _draw_faults(rng)
+    if narrow:  # requests get into each other's way: one item a step, and a row pool that holds little more than one
+        limits = replace(limits, items=1, rows=limits.rows or _needed_rows(world, asks, limits.readiness), retain=True)
     return Episode(page, asks, limits, faults, forget=bool(rng.random() < 0.2), seed=seed)
 
 
-def _draw_asks(world: World, rng: np.random.Generator) -> Iterator[Ask]:
+def _draw_asks(world: World, rng: np.random.Generator, rows_alone: float) -> Iterator[Ask]:
     favourites = rng.permutation(world.drawn)  # few prompts come often, so that caches are hit
     gap = rng.choice([0.0, 0.5, 3.0, 20.0], p=[0.3, 0.3, 0.3, 0.1])
     longest = rng.choice([4, 16, 48], p=[0.3, 0.5, 0.2])
@@ -138,7 +141,7 @@ def _draw_asks(world: World, rng: np.random.Generator) -> Iterator[Ask]:
             temperature=0.8 if rng.random() < 0.04 else 0.0,
             logprobs=int(rng.integers(0, 6)) if rng.random() < 0.05 else None,
             ignore_eos=bool(rng.random() < 0.5),
-            embed_only=bool(world.prompts[prompt].items) and bool(rng.random() < 0.06),
+            embed_only=bool(world.prompts[prompt].items) and bool(rng.random() < rows_alone),
             bad=bool(rng.random() < 0.01),
         )
         arrival += int(rng.poisson(gap))
@@ -150,10 +153,8 @@ def _draw_limits(world: World, rng: np.random.Generator, page: int, asks: tuple[
     longest = max(len(p.token_ids) + a.max_tokens for p, a in zip(prompts, asks, strict=True))
     items = [item for prompt in prompts for item in prompt.items]
     most_tokens = max((item.plan.encoder_tokens for item in items), default=1)
-    most_rows = max((item.plan.rows for item in items), default=1)
-    all_rows = max(sum(item.plan.rows for item in prompt.items) for prompt in prompts)
-    by_request = bool(rng.random() < 0.25)
-    needed = max(1, all_rows if by_request and rng.random() < 0.8 else most_rows)
+    readiness = "request" if rng.random() < 0.25 else "chunk"
+    needed = _needed_rows(world, asks, readiness if rng.random() < 0.8 else "chunk")
     blocks = -(-longest // page)
     chunked = bool(rng.random() < 0.93)
     return Limits(
@@ -165,7 +166,7 @@ def _draw_limits(world: World, rng: np.random.Generator, page: int, asks: tuple[
         overlap=bool(rng.random() < 0.6),
         chunked=chunked,
         policy=str(rng.choice(["default", "eager", "disabled"])),
-        readiness="request" if by_request else "chunk",
+        readiness=readiness,
         items=int(rng.integers(1, BATCH + 1)),
         tokens=_draw_limit(rng, most_tokens, budgets.max_num_tokens),
         rows=_draw_limit(rng, needed, budgets.capacity_rows),
@@ -173,6 +174,12 @@ def _draw_limits(world: World, rng: np.random.Generator, page: int, asks: tuple[
         cap=None if rng.random() < 0.6 else int(rng.integers(1, most_tokens + 1)),
         ahead=int(rng.choice([0, 1, 8])),
     )
+
+
+def _needed_rows(world: World, asks: tuple[Ask, ...], readiness: str) -> int:
+    """The least pool in which every request can run."""
+    rows = [[item.plan.rows for item in world.prompts[ask.prompt].items] for ask in asks]
+    return max(1, *(sum(own) if readiness == "request" else max(own, default=0) for own in rows))
 
 
 def _draw_limit(rng: np.random.Generator, needed: int, most: int) -> int | None:

@@ -155,7 +155,7 @@ def build_machine(
         text.set_num_blocks(_num_blocks(text, encoder, params, config, device, threads, progress))
         jobs = [*text.jobs(), *jobs]
     with _matmul_precision(cfg.dtype):
-        compile_all(jobs, threads=threads, progress=progress)
+        compile_all(jobs, device=device, threads=threads, progress=progress)
     encoder.allocate()
     if text is not None:
         text.allocate()
@@ -224,7 +224,7 @@ def _blocks_left(
     limit = device.memory_stats()["bytes_limit"]
     text.set_num_blocks(NOMINAL_BLOCKS)
     encoder_jobs = [job for job in encoder.jobs() if job.name.startswith("encode")][:1]
-    compile_all([*text.jobs(largest_only=True), *encoder_jobs], threads=threads, progress=progress)
+    compile_all([*text.jobs(largest_only=True), *encoder_jobs], device=device, threads=threads, progress=progress)
     steps = {**text.executables(), **encoder.executables()}
     temp = max(step.memory_analysis().temp_size_in_bytes for step in steps.values())
     fixed = sum(leaf.nbytes for leaf in jax.tree.leaves(params))

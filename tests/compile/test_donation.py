@@ -41,7 +41,7 @@ def large(machine):
     text.set_num_blocks(MANY_BLOCKS)
     bucket = rows.buckets[0]
     encoder = EncoderRunner(rows.family, rows.cfg, rows.params, rows.processor, [bucket], MANY_ROWS, device=rows.device)
-    compile_all([*text.jobs(largest_only=True), *encoder.jobs()], progress=False)
+    compile_all([*text.jobs(largest_only=True), *encoder.jobs()], device=small.device, progress=False)
     return text, encoder
 
 

@@ -15,9 +15,11 @@ skimage_data = pytest.importorskip("skimage.data", reason="ships the photo")
 
 
 def test_7b_sizes_chat_with_a_photo(tmp_path, record_property):
-    path = write_checkpoint(tmp_path / "random-7b")
     start = time.perf_counter()
-    config = mmjax.EngineConfig(max_batch_size=8, max_num_tokens=4096, max_seq_len=8192)
+    path = write_checkpoint(tmp_path / "random-7b")
+    print(f"\nwritten after {time.perf_counter() - start:.1f} s", flush=True)
+    start = time.perf_counter()
+    config = mmjax.EngineConfig(max_batch_size=4, max_num_tokens=1024, max_seq_len=4096)
     multimodal = mmjax.MultimodalConfig(encoder_max_num_tokens=8192)
     with mmjax.LLM(path, engine=config, multimodal=multimodal, progress=False) as llm:
         ready = time.perf_counter() - start

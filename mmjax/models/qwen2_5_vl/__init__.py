@@ -3,39 +3,11 @@
 
 from __future__ import annotations
 
-from mmjax.models.family import Family
 from mmjax.models.qwen2_5_vl.config import Qwen25VLConfig
 from mmjax.models.qwen2_5_vl.vision import encode, vision_spec
 from mmjax.models.qwen2_5_vl.weights import weights
-from mmjax.models.qwen_shared import text
-from mmjax.models.qwen_shared.processing import QwenProcessor
-from mmjax.models.qwen_shared.weights import canonical_name
-from mmjax.models.vision_inputs import vision_input_shapes
+from mmjax.models.qwen_shared.family import qwen_family
 
-
-def spec(cfg: Qwen25VLConfig) -> dict:
-    """Shapes and dtypes of the whole parameter tree."""
-    return {"vision": vision_spec(cfg), "text": text.text_spec(cfg)}
-
-
-def deepstack_layers(cfg: Qwen25VLConfig) -> tuple[int, ...]:
-    """Text layers after which rows of the tower are added again: none in this family."""
-    return cfg.text.deepstack_layers
-
-
-FAMILY = Family(
-    name="qwen2_5_vl",
-    model_types=("qwen2_5_vl",),
-    config=Qwen25VLConfig.from_hf,
-    spec=spec,
-    weights=weights,
-    canonical_name=canonical_name,
-    vision_inputs=vision_input_shapes,
-    encode=encode,
-    embed=text.embed,
-    forward=text.forward,
-    layer_outputs=text.layer_outputs,
-    logits=text.logits,
-    processor=QwenProcessor.from_checkpoint,
-    deepstack_layers=deepstack_layers,
+FAMILY = qwen_family(
+    "qwen2_5_vl", config=Qwen25VLConfig.from_hf, vision_spec=vision_spec, weights=weights, encode=encode
 )

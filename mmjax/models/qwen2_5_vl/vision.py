@@ -11,63 +11,24 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from mmjax.layers.linear import gated_mlp, linear
 from mmjax.layers.norm import rms_norm
-from mmjax.layers.rope import rotary_tables
 from mmjax.models.qwen2_5_vl.config import Qwen25VLConfig, Qwen25VLVisionConfig
-from mmjax.models.qwen_shared.vision import attention, merge_rows, pixels
-from mmjax.models.rotary import axial_pairs
+from mmjax.models.qwen_shared.vision import attention, merge_rows, run_blocks, tower_spec
 from mmjax.models.vision_inputs import VisionInputs
 
 
 def vision_spec(cfg: Qwen25VLConfig) -> dict:
     """Shapes of the tower's parameters."""
-    v, dtype = cfg.vision, jnp.dtype(cfg.dtype)
-
-    def leaf(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    width, joined, depth = v.hidden_size, v.hidden_size * v.merge**2, v.depth
-    block = {
-        "qkv": leaf(3 * width, width),
-        "proj": leaf(width, width),
-        "gate_up": leaf(2 * v.mlp_width, width),
-        "down": leaf(width, v.mlp_width),
-    }
-    return {
-        "patch_embed": leaf(width, cfg.patch_values),
-        "blocks": [dict(block) for _ in range(depth)],
-        "vectors": {name: leaf(depth, width) for name in ("norm1", "norm2", "proj_bias", "down_bias")}
-        | {"qkv_bias": leaf(depth, 3 * width), "gate_up_bias": leaf(depth, 2 * v.mlp_width)},
-        "merger": {
-            "norm": leaf(width),
-            "fc1": leaf(joined, joined),
-            "fc1_bias": leaf(joined),
-            "fc2": leaf(v.out_hidden_size, joined),
-            "fc2_bias": leaf(v.out_hidden_size),
-        },
-    }
-
-
-def block_outputs(
-    params: dict, cfg: Qwen25VLConfig, inputs: VisionInputs, pixel_table: Float[Array, "C 256"], ops: Any
-) -> list[Float[Array, "P E"]]:
-    """The patch embeddings and the output of every block (depth + 1 arrays)."""
-    v = cfg.vision
-    x = linear(
-        pixels(inputs, pixel_table, v.temporal_patch_size, v.patch_size, jnp.dtype(cfg.dtype)), params["patch_embed"]
+    width, mlp = cfg.vision.hidden_size, cfg.vision.mlp_width
+    return tower_spec(
+        cfg,
+        matrices={"gate_up": (2 * mlp, width), "down": (width, mlp)},
+        vectors={"norm1": width, "norm2": width, "gate_up_bias": 2 * mlp, "down_bias": width},
+        norm_bias=False,
     )
-    cos, sin = rotary_tables(inputs.positions.T, *axial_pairs(v.head_dim, v.rope_theta))
-    outputs = [x]
-    for i, block in enumerate(params["blocks"]):
-        vectors = {name: stacked[i] for name, stacked in params["vectors"].items()}
-        full = i in v.full_attention_blocks
-        segments = inputs.cu_seqlens if full else inputs.window_index
-        outputs.append(_block(block, vectors, outputs[-1], cos, sin, segments, cfg=v, ops=ops, full=full))
-    return outputs
 
 
 def encode(
@@ -80,7 +41,13 @@ def encode(
       ops: static; `packed(q, k, v, cu_seqlens, scale)` attends within segments, `windowed(q, k, v, window_index,
         scale)` within the windows of the table.
     """
-    x = block_outputs(params, cfg, inputs, pixel_table, ops)[-1]
+
+    def block(index: int, *arrays: Any) -> Array:
+        full = index in cfg.vision.full_attention_blocks
+        segments = inputs.cu_seqlens if full else inputs.window_index
+        return _block(*arrays, segments, cfg=cfg.vision, ops=ops, full=full)
+
+    x = run_blocks(params, cfg, inputs, pixel_table, block)
     merger = params["merger"]
     return merge_rows(rms_norm(x, merger["norm"], cfg.vision.norm_eps), merger, cfg.vision.merge)
 

@@ -1,16 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that the Qwen vision towers share: bytes to pixels, attention with rotary positions, the merger's MLP."""
+"""What the Qwen vision towers share: all around their blocks, and attention with rotary positions within them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from mmjax.layers.linear import gelu, linear
-from mmjax.layers.rope import apply_rotary
+from mmjax.layers.rope import apply_rotary, rotary_tables
+from mmjax.models.qwen_shared.config import QwenConfig
+from mmjax.models.rotary import axial_pairs
 from mmjax.models.vision_inputs import VisionInputs
+
+
+def tower_spec(
+    cfg: QwenConfig, *, matrices: Mapping[str, tuple[int, int]], vectors: Mapping[str, int], norm_bias: bool
+) -> dict:
+    """Shapes of a tower's parameters.
+
+    Args:
+      matrices: of every block, besides those of its attention.
+      vectors: of every block, besides the biases of its attention; stacked over blocks.
+      norm_bias: whether the merger's norm has a bias.
+    """
+    v, dtype = cfg.vision, jnp.dtype(cfg.dtype)
+
+    def leaf(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    width, joined = v.hidden_size, v.hidden_size * v.merge**2
+    block = {"qkv": (3 * width, width), "proj": (width, width), **matrices}
+    merger = {
+        "norm": leaf(width),
+        "fc1": leaf(joined, joined),
+        "fc1_bias": leaf(joined),
+        "fc2": leaf(v.out_hidden_size, joined),
+        "fc2_bias": leaf(v.out_hidden_size),
+    }
+    return {
+        "patch_embed": leaf(width, cfg.patch_values),
+        "blocks": [{name: leaf(*shape) for name, shape in block.items()} for _ in range(v.depth)],
+        "vectors": {
+            name: leaf(v.depth, length)
+            for name, length in {"qkv_bias": 3 * width, "proj_bias": width, **vectors}.items()
+        },
+        "merger": merger | ({"norm_bias": leaf(width)} if norm_bias else {}),
+    }
+
+
+def run_blocks(
+    params: dict,
+    cfg: QwenConfig,
+    inputs: VisionInputs,
+    pixel_table: Float[Array, "C 256"],
+    block: Callable[..., Float[Array, "P E"]],
+) -> Float[Array, "P E"]:
+    """Patch embeddings, sent through every block.
+
+    Args:
+      pixel_table: the normalised value of every byte, per channel.
+      block: (index, its matrices, its vectors, x [P, E], cos and sin [P, D/2]) -> x.
+    """
+    v = cfg.vision
+    values = pixels(inputs, pixel_table, v.temporal_patch_size, v.patch_size, jnp.dtype(cfg.dtype))
+    x = linear(values, params["patch_embed"])
+    cos, sin = rotary_tables(inputs.positions.T, *axial_pairs(v.head_dim, v.rope_theta))
+    for i, matrices in enumerate(params["blocks"]):
+        vectors = {name: stacked[i] for name, stacked in params["vectors"].items()}
+        x = block(i, matrices, vectors, x, cos, sin)
+    return x
 
 
 def pixels(

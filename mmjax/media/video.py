@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -161,7 +162,7 @@ def _claims(
     values = vars(given) if isinstance(given, VideoMetadata) else given
     fps, total, indices = (values.get(name) for name in ("fps", "total_num_frames", "frames_indices"))
     if fps is not None:
-        if not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0:
+        if isinstance(fps, bool) or not isinstance(fps, Real) or not math.isfinite(fps) or fps <= 0:
             raise MediaError(f"fps must be a positive number of frames a second, got {fps!r}", item=item)
         fps = float(fps)
     if total is not None and (isinstance(total, bool) or not isinstance(total, int | np.integer) or total < 1):

@@ -64,7 +64,8 @@ class VideoFileReader:
         return stream
 
     @staticmethod
-    def _frames(av: Any, container: Any, stream: Any) -> Iterator[Any]:
+    def _packets(av: Any, container: Any, stream: Any) -> Iterator[Any]:
+        """Packets of the track, up to the end or to what can't be read any more."""
         packets = container.demux(stream)
         while True:
             try:
@@ -73,6 +74,11 @@ class VideoFileReader:
                 return
             if packet is None:
                 return
+            yield packet
+
+    @classmethod
+    def _frames(cls, av: Any, container: Any, stream: Any) -> Iterator[Any]:
+        for packet in cls._packets(av, container, stream):
             try:
                 frames = packet.decode()
             except av.FFmpegError:
@@ -82,7 +88,7 @@ class VideoFileReader:
     def _count(self, av: Any) -> int:
         """Packets of the track: what a header without a number of frames makes of it."""
         with self._container(av) as container:
-            return sum(packet.size > 0 for packet in container.demux(self._stream(container)))
+            return sum(packet.size > 0 for packet in self._packets(av, container, self._stream(container)))
 
 
 def _pyav(item: int | None) -> Any:

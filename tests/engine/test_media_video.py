@@ -90,6 +90,7 @@ class TestFrames:
             ({"fps": float("nan")}, "fps must be a positive number"),
             ({"fps": float("inf")}, "fps must be a positive number"),
             ({"fps": "fast"}, "fps must be a positive number"),
+            ({"fps": True}, "fps must be a positive number"),
             ({"total_num_frames": 0}, "total_num_frames must be a positive integer"),
             ({"frames_indices": []}, "frames_indices names 0 frames; the video has 3"),
             ({"frames_indices": [0, 1]}, "frames_indices names 2 frames; the video has 3"),
@@ -203,6 +204,13 @@ class TestVideoFiles:
         clip = source.decode()
         assert 0 < len(clip.frames) < 9
         assert clip.metadata.total_num_frames == len(clip.frames)
+
+    def test_a_file_that_is_broken_where_its_frames_are_counted(self):
+        """NUT does not say how many frames it holds, and its reader gives up at a broken end."""
+        data = video_file(grey_frames(9, 32, 48), container="nut")
+        source = ClipSource.open(data[:-40] + bytes(40), OPTIONS)
+        assert source.metadata.total_num_frames == 9
+        assert 0 < len(source.decode().frames) <= 9
 
     def test_not_a_video(self):
         pytest.importorskip("av", reason="needs PyAV, the video extra")

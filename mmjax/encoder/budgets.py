@@ -143,11 +143,7 @@ def resolve_budgets(
     base = _positive(
         "encoder_max_num_tokens", max_num_tokens if encoder_max_num_tokens is None else encoder_max_num_tokens
     )
-    item_tokens = {str(modality): tokens for modality, tokens in processor.max_tokens_per_item().items()}
-    if not item_tokens:
-        raise ConfigError("the processor names no largest item for any modality, so the encoder's budget has no base")
-    for modality, tokens in item_tokens.items():
-        _positive(f"the largest {modality}", tokens)
+    item_tokens = _item_tokens(processor)
     largest = max(item_tokens.values())
     tokens = max(base, largest)
     if tokens > base:
@@ -187,8 +183,14 @@ def _output_bytes(wanted: int | str | None, default: int, least: int) -> int:
     return max(asked, least)
 
 
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
+def _item_tokens(processor: Processor) -> dict[str, int]:
+    """Attention tokens of the largest item of each modality."""
+    item_tokens = {str(modality): tokens for modality, tokens in processor.max_tokens_per_item().items()}
+    if not item_tokens:
+        raise ConfigError("the processor names no largest item for any modality, so the encoder's budget has no base")
+    for modality, tokens in item_tokens.items():
+        _positive(f"the largest {modality}", tokens)
+    return item_tokens
 
 
 def _positive(name: str, value: int | None) -> int:

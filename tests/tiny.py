@@ -87,31 +87,9 @@ def build(
         )
     }
     text = _text_config(layers, mlp)
-    if family == "qwen2_vl":
-        vision = {
-            "depth": vision_depth,
-            "embed_dim": 32,
-            "hidden_size": 64,
-            "num_heads": 2,
-            "mlp_ratio": vision_mlp // 32,
-        }
-        config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tie, **ids)
-        model = transformers.Qwen2VLForConditionalGeneration(config)
-        processor_class = transformers.Qwen2VLProcessor
-    else:
-        vision = {
-            "depth": vision_depth,
-            "hidden_size": 32,
-            "intermediate_size": vision_mlp,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "fullatt_block_indexes": [1],
-            "window_size": 56,
-            "tokens_per_second": 2,
-        }
-        config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tie, **ids)
-        model = transformers.Qwen2_5_VLForConditionalGeneration(config)
-        processor_class = transformers.Qwen2_5_VLProcessor
+    vision = _VISION_CONFIG[family](vision_depth, vision_mlp)
+    config_class, model_class, processor_class = _CLASSES[family]
+    model = model_class(config_class(text_config=text, vision_config=vision, tie_word_embeddings=tie, **ids))
     model.set_attn_implementation("eager")
     redraw(model, seed)
     processor = _processor(processor_class, video_blocks, max_frames)
@@ -158,6 +136,38 @@ def _text_config(layers: int, mlp: int) -> dict:
         "eos_token_id": ID["<|im_end|>"],
         "pad_token_id": ID["<|endoftext|>"],
     }
+
+
+def _qwen2_vl_vision(depth: int, mlp: int) -> dict:
+    return {"depth": depth, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": mlp // 32}
+
+
+def _qwen2_5_vl_vision(depth: int, mlp: int) -> dict:
+    return {
+        "depth": depth,
+        "hidden_size": 32,
+        "intermediate_size": mlp,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "fullatt_block_indexes": [1],
+        "window_size": 56,
+        "tokens_per_second": 2,
+    }
+
+
+_VISION_CONFIG = {"qwen2_vl": _qwen2_vl_vision, "qwen2_5_vl": _qwen2_5_vl_vision}
+_CLASSES = {
+    "qwen2_vl": (
+        transformers.Qwen2VLConfig,
+        transformers.Qwen2VLForConditionalGeneration,
+        transformers.Qwen2VLProcessor,
+    ),
+    "qwen2_5_vl": (
+        transformers.Qwen2_5_VLConfig,
+        transformers.Qwen2_5_VLForConditionalGeneration,
+        transformers.Qwen2_5_VLProcessor,
+    ),
+}
 
 
 def _processor(processor_class: type, video_blocks: int, max_frames: int) -> transformers.ProcessorMixin:

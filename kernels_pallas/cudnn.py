@@ -67,7 +67,7 @@ def packed_attention(
     *,
     causal: bool = False,
     residual: bool = False,
-):
+) -> Float[Array, "T N D"] | tuple[Float[Array, "T N D"], Float[Array, "S N T"]]:
     """Attention inside each packed segment; with `residual` also the log-sum-exps, [S, N, T] by row of the segment.
 
     Rows outside every segment come back undefined; `k` and `v` must be finite there. `causal` aligns the first row of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 
 @flax.struct.dataclass
@@ -65,8 +65,8 @@ def write_kv(
 def read_pages(
     kv_layer: Float[Array, "num_blocks 2 K page D"],
     blocks: Int[Array, "*batch n"],
-    valid: Int[Array, "*batch n*page"],
-    dtype,
+    valid: Bool[Array, "*batch n*page"],
+    dtype: DTypeLike,
 ) -> tuple[Float[Array, "*batch K n*page D"], Float[Array, "*batch K n*page D"]]:
     """Keys and values of `n` pages in a row, as `dtype`, with zeros where not `valid` (a page's tail may hold NaN)."""
     pages = kv_layer.at[blocks].get(mode="clip").astype(dtype)

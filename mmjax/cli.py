@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: mmjax demo | chat | convert | verify."""
+"""The command line: mmjax demo | chat | convert | verify | bench."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmjax.bench.command import add_bench
 from mmjax.errors import MMJaxError
 
 
@@ -55,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("checkpoint", type=Path)
     verify.add_argument("--against", choices=("transformers", "reference"), default="transformers")
     verify.set_defaults(run=_verify)
+
+    add_bench(commands)
     return parser
 
 
@@ -163,11 +166,16 @@ class ChatLoop:
                 return
             if line == "/quit":
                 return
-            if line:
+            if not line:
+                continue
+            try:
                 self.handle(line)
+            except MMJaxError as error:
+                self.write(f"error: {error}")
+                self.media = []
 
     def handle(self, line: str) -> None:
-        """One line: a command, or text to send."""
+        """One line: a command, or text to send. Raises MMJaxError for what the model can't take."""
         command, _, argument = line.partition(" ")
         if command in ("/image", "/video"):
             self._attach(command[1:], argument.strip())
@@ -193,16 +201,11 @@ class ChatLoop:
     def _send(self, text: str) -> None:
         turn = {"role": "user", "content": [*self.media, {"type": "text", "text": text}]}
         answer = ""
-        try:
-            handle = self.llm.submit([*self.messages, turn], self.params)
-            for delta in handle.stream():
-                answer += delta.text
-                self.write(delta.text, end="", flush=True)
-            self.write(f"\n{describe(handle.result())}")
-        except MMJaxError as error:
-            self.write(f"error: {error}")
-            self.media = []
-            return
+        handle = self.llm.submit([*self.messages, turn], self.params)
+        for delta in handle.stream():
+            answer += delta.text
+            self.write(delta.text, end="", flush=True)
+        self.write(f"\n{describe(handle.result())}")
         self.messages += [turn, {"role": "assistant", "content": [{"type": "text", "text": answer}]}]
         self.media = []
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from mmjax.config import EngineConfig, MultimodalConfig
@@ -28,6 +29,7 @@ from mmjax.inputs.prompt import PreparedPrompt
 from mmjax.inputs.usage import Usage
 from mmjax.list_calls import answer, answers, params_each, share_out
 from mmjax.loading import device_for, load_params, open_model
+from mmjax.models.family import Model
 from mmjax.outputs import Delta, RequestOutput
 from mmjax.reference.engine import ReferenceEngine
 from mmjax.sampling_params import SamplingParams
@@ -66,19 +68,49 @@ class LLM:
     ):
         if reference and dtype not in (None, "float32"):
             raise ConfigError(f"the reference computes in float32, got dtype={dtype!r}")
+        on = device_for(device)
+        opened = open_model(model, dtype="float32" if reference else dtype, device=on)
+        load = partial(load_params, opened, device=on, progress=progress)
+        self._serve(opened, load, engine, multimodal, device=on, reference=reference, progress=progress)
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        params: dict,
+        *,
+        device: jax.Device,
+        engine: EngineConfig | None = None,
+        multimodal: MultimodalConfig | None = None,
+        progress: bool = True,
+    ) -> LLM:
+        """Serves a model whose parameters are at hand: {"vision": ..., "text": ...}, arrays on `device`."""
+        llm = cls.__new__(cls)
+        llm._serve(model, lambda: params, engine, multimodal, device=device, reference=False, progress=progress)
+        return llm
+
+    def _serve(
+        self,
+        model: Model,
+        load: Callable[[], dict],
+        engine: EngineConfig | None,
+        multimodal: MultimodalConfig | None,
+        *,
+        device: jax.Device,
+        reference: bool,
+        progress: bool,
+    ) -> None:
         self.engine_config, self.multimodal = engine or EngineConfig(), multimodal or MultimodalConfig()
-        self.device = device_for(device)
-        self.model = open_model(model, dtype="float32" if reference else dtype, device=self.device)
+        self.device, self.model = device, model
         self._media = ThreadPoolExecutor(self.multimodal.media_threads, thread_name_prefix="mmjax-media")
-        self.frontend = Frontend(self.model, self.multimodal, self._media)
-        params = load_params(self.model, device=self.device, progress=progress)
+        self.frontend = Frontend(model, self.multimodal, self._media)
         self.running = start_engine(
-            self.model,
-            params,
+            model,
+            load(),
             self.engine_config,
             self.multimodal,
             media=self._media,
-            device=self.device,
+            device=device,
             reference=reference,
             progress=progress,
         )
@@ -147,7 +179,7 @@ class LLM:
         return self.submit(messages, params, **options).stream()
 
     def submit(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Handle:
-        """Queues a conversation and returns its handle at once after its media are decoded."""
+        """Decodes a conversation's media, queues it and returns its handle, without waiting for the answer."""
         handle, inputs, limit = self._handle(), _input_options(options), self._prompt_limit()
         self._start(handle, lambda: self.frontend.chat(messages, inputs, limit=limit), params)
         return handle
@@ -192,8 +224,7 @@ class LLM:
                     raise part.error
                 yield part
         finally:
-            if not handle.done:
-                handle.cancel()
+            handle.cancel()
 
     # ---- embeddings, counts, explanations -------------------------------------------------------------------------
 
@@ -208,7 +239,8 @@ class LLM:
         handle, inputs = self._handle(), _input_options(options)
         params = SamplingParams(max_tokens=1)
         request = self._start(handle, lambda: self.frontend.images(images, inputs), params, embed_only=True)
-        answer(handle)
+        if answer(handle).finish_reason != "stop":
+            raise EngineError("the engine was closed before all items were encoded")
         return request.rows
 
     def count_tokens(self, messages: Messages, **options: Any) -> Usage:

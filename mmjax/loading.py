@@ -32,7 +32,7 @@ def device_for(name: str | None = None) -> jax.Device:
     return jax.devices()[0]
 
 
-def _compute_dtype(asked: str | None, checkpoint: str, device: jax.Device) -> str:
+def compute_dtype(asked: str | None, checkpoint: str, device: jax.Device) -> str:
     """The asked dtype, else the checkpoint's on a GPU and float32 on a CPU, whose bfloat16 scatters copy."""
     if asked is None:
         return "float32" if device.platform == "cpu" else checkpoint
@@ -56,7 +56,7 @@ def open_model(path: str | Path, *, dtype: str | None, device: jax.Device) -> Mo
     hf_config = checkpoint.config
     family = family_for(hf_config.get("model_type", ""))
     cfg = family.config(hf_config)
-    cfg = replace(cfg, dtype=_compute_dtype(dtype, cfg.dtype, device))
+    cfg = replace(cfg, dtype=compute_dtype(dtype, cfg.dtype, device))
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
     return Model(
         path=checkpoint.path,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for training at small fixed shapes: dense masks, and gathers whose gradients are gathers."""
+"""Attention for training at small fixed shapes: dense masks, and no scatter in any gradient."""
 
 from __future__ import annotations
 
@@ -18,42 +18,6 @@ class Conversation(NamedTuple):
 
     example: Int[Array, "T"]
     branch: Int[Array, "T"]
-
-
-@jax.custom_vjp
-def take_rows(x: Float[Array, "R N D"], table: Int[Array, "W C"]) -> Float[Array, "W C N D"]:
-    """x[table], zeros outside. Every row appears once at most, so that the gradient is a gather too."""
-    return gather_windows(x, table)
-
-
-def _take_fwd(x: Array, table: Array) -> tuple[Array, tuple[Array, Array]]:
-    return gather_windows(x, table), (table, x[:, :0])
-
-
-def _take_bwd(saved: tuple[Array, Array], grad: Array) -> tuple[Array, None]:
-    table, like = saved
-    return rows_to_patches(grad.reshape(-1, *grad.shape[2:]), table, len(like)), None
-
-
-take_rows.defvjp(_take_fwd, _take_bwd)
-
-
-@jax.custom_vjp
-def put_rows(rows: Float[Array, "W C N D"], table: Int[Array, "W C"], like: Float[Array, "R *rest"]) -> Array:
-    """The inverse of `take_rows`: [R, N, D], zeros where the table names no row. `like` gives R alone."""
-    return rows_to_patches(rows.reshape(-1, *rows.shape[2:]), table, len(like))
-
-
-def _put_fwd(rows: Array, table: Array, like: Array) -> tuple[Array, tuple[Array, Array]]:
-    return put_rows(rows, table, like), (table, like)
-
-
-def _put_bwd(saved: tuple[Array, Array], grad: Array) -> tuple[Array, None, Array]:
-    table, like = saved
-    return gather_windows(grad, table), None, jnp.zeros_like(like)
-
-
-put_rows.defvjp(_put_fwd, _put_bwd)
 
 
 def masked_attention(
@@ -81,8 +45,8 @@ def packed(q: Array, k: Array, v: Array, cu_seqlens: Int[Array, "S+1"], scale: f
 def windowed(q: Array, k: Array, v: Array, window_index: Int[Array, "W C"], scale: float) -> Float[Array, "P N D"]:
     """Attention within the windows of the table."""
     mask = jnp.broadcast_to((window_index < len(q))[:, None, :], (*window_index.shape, window_index.shape[1]))
-    out = masked_attention(*(take_rows(x, window_index) for x in (q, k, v)), mask, scale)
-    return put_rows(out, window_index, q)
+    out = masked_attention(*(gather_windows(x, window_index) for x in (q, k, v)), mask, scale)
+    return rows_to_patches(out.reshape(-1, *q.shape[1:]), window_index, len(q))
 
 
 def attend(q: Array, k: Array, v: Array, kv: Any, meta: Conversation, scale: float) -> tuple[Array, Any]:

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from kernels_pallas.window_xla import gather_windows
 from mmjax.demo.scenes import COLOURS, SHAPES
 from mmjax.demo.training.batches import UNSURE
-from mmjax.demo.training.dense import OPS, Conversation, attend, take_rows
+from mmjax.demo.training.dense import OPS, Conversation, attend
 from mmjax.models.family import Family, ModelConfig
 from mmjax.models.vision_inputs import VisionInputs
 
@@ -67,7 +68,7 @@ def _slot(family: Family, cfg: ModelConfig, params: dict, table: Array, slot: di
     is_row = slot["row_index"] < len(rows)
     # A product with one-hot rows instead of a look-up: its gradient is a product too.
     text = jax.nn.one_hot(slot["token_ids"], cfg.vocab_size, dtype=rows.dtype) @ params["text"]["embed"]
-    placed = take_rows(rows[:, None], slot["row_index"][:, None])[:, 0, 0]
+    placed = gather_windows(rows[:, None], slot["row_index"][:, None])[:, 0, 0]
     hidden = jnp.where(is_row[:, None], placed, text)
     meta = Conversation(slot["example"], slot["branch"])
     hidden, _ = family.forward(params["text"], cfg, hidden, slot["rotary"], ((),) * cfg.num_layers, meta, attend, None)

@@ -126,8 +126,13 @@ def test_all_faults_are_reported_at_once(tmp_path):
 
 def test_buffers_of_old_exports_are_ignored(tmp_path):
     cfg = ToyConfig()
-    tensors = toy_tensors(cfg) | {"layers.0.rotary_emb.inv_freq": np.zeros(2, np.float32)}
-    load_params(write_checkpoint(tmp_path, tensors), FAMILY, cfg, progress=False)
+    tensors = toy_tensors(cfg)
+    old = tensors | {"layers.0.rotary_emb.inv_freq": np.zeros(2, np.float32)}
+    params, old_params = (
+        load_params(write_checkpoint(tmp_path / name, stored), FAMILY, cfg, progress=False)
+        for name, stored in (("new", tensors), ("old", old))
+    )
+    jax.tree.map(np.testing.assert_array_equal, params, old_params)
 
 
 def test_tied_head_may_be_stored(tmp_path):

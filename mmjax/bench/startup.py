@@ -38,7 +38,7 @@ def report_ready(name: str, dtype: str) -> None:
     subject = Subject(name, dtype or None)
     params = subject.params("vision", "text")
     loaded = time.perf_counter()
-    with LLM.of(subject.model, params, device=subject.device) as llm:
+    with LLM.of(subject.model, params, device=subject.device, progress=False) as llm:
         stats = llm.stats()
     parts = {
         "import_s": imported - begin,

@@ -26,7 +26,7 @@ _PAGE = 64
 
 def bench_prefill(subject: Subject, sequences: int, length: int, repeat: int) -> list[Figure]:
     """One step that packs `sequences` prompts of `length` tokens."""
-    tokens, rng = sequences * length, np.random.default_rng(0)
+    ceilings, tokens, rng = subject.ceilings(repeat), sequences * length, np.random.default_rng(0)
     config = EngineConfig(
         max_batch_size=sequences, max_num_tokens=tokens, max_seq_len=length + 1, max_prefill_sequences=sequences
     )
@@ -42,7 +42,6 @@ def bench_prefill(subject: Subject, sequences: int, length: int, repeat: int) ->
     def prefill(index: int) -> jax.Array:
         return runner.prefill(sets[index % 2], _no_rows).sampled.tokens
 
-    ceilings = subject.ceilings(repeat)
     times = measure(prefill, repeat)
     runner.release()
     work = prefill_work(subject.model.family, subject.cfg, [(0, length)] * sequences)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim: `mmjax bench` counts floors as one would by hand, compiles what it measures, and says what it found."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import llm_kit
+import numpy as np
+import pytest
+
+from mmjax.bench import serving, startup
+from mmjax.bench.floors import Ceilings, Work, decode_work, encoder_work, prefill_work
+from mmjax.bench.report import Figure, render
+from mmjax.bench.subject import Subject
+from mmjax.cli import main
+from mmjax.models.qwen_shared.packing import window_table
+
+# Qwen2.5-VL-7B: values of one decoder layer's matrices (28 layers), of the head, bytes of one token's KV in bfloat16.
+LAYER = 3584 * (3584 + 2 * 512) + 3584 * 3584 + 3 * 3584 * 18944
+HEAD = 152064 * 3584
+KV_BYTES = 2 * 28 * 4 * 128 * 2
+# Values of the tower's matrices that every patch meets: embedding, then 32 blocks of attention and MLP; of the merger.
+PATCH = 3 * 2 * 14 * 14 * 1280 + 32 * (4 * 1280 * 1280 + 3 * 1280 * 3420)
+MERGER = 5120 * 5120 + 5120 * 3584
+
+
+@pytest.fixture(scope="module")
+def seven():
+    """Family, bfloat16 config and processor of the 7B size."""
+    model = Subject("qwen2.5-vl-7b", None).model
+    return model.family, replace(model.cfg, dtype="bfloat16"), model.processor
+
+
+def test_a_picture_through_the_7b_tower(seven):
+    family, cfg, processor = seven
+    plan = processor.plan_image(1008, 1008, {})
+    assert (plan.grid, plan.rows, plan.windows) == ((1, 72, 72), 1296, 81)
+    attention = 4 * 1280 * (4 * 5184**2 + 28 * 81 * 64**2)
+    work = encoder_work(family, cfg, [plan])
+    assert work.operations == 2 * 5184 * PATCH + 2 * 1296 * MERGER + attention
+    assert work.operations == pytest.approx(7.25e12, rel=0.003)
+    assert work.bytes == 2 * (PATCH + MERGER + 1296 * 3584) + 5184 * 1176
+    assert encoder_work(family, cfg, [plan] * 16).operations == 16 * work.operations
+
+
+@pytest.mark.parametrize(("height", "width"), [(56, 56), (280, 140), (308, 1036), (84, 2800)])
+def test_windows_on_the_edges_count_as_cut(seven, height, width):
+    family, cfg, processor = seven
+    plan = processor.plan_image(height, width, {})
+    _, rows, columns = plan.grid
+    sizes = (window_table(rows, columns, 2, 4) >= 0).sum(axis=1)
+    pairs = 4 * (rows * columns) ** 2 + 28 * int((sizes**2).sum())
+    expected = 2 * rows * columns * PATCH + 2 * plan.rows * MERGER + 4 * 1280 * pairs
+    assert encoder_work(family, cfg, [plan]).operations == expected
+
+
+def test_decode_reads_the_weights_once_and_every_context(seven):
+    family, cfg, _ = seven
+    weights = 2 * (28 * LAYER + HEAD)
+    assert weights == pytest.approx(14.1e9, rel=0.003)
+    one, many = decode_work(family, cfg, 1, 1024), decode_work(family, cfg, 256, 1024)
+    assert one.bytes == weights + 1024 * KV_BYTES
+    assert many.bytes == weights + 256 * 1024 * KV_BYTES
+    assert one.operations == 2 * (28 * LAYER + HEAD) + 4 * 28 * 28 * 128 * 1024
+    assert many.operations == 256 * one.operations
+
+
+def test_prefill_counts_causal_pairs_and_the_prefix(seven):
+    family, cfg, _ = seven
+    work = prefill_work(family, cfg, [(0, 1024)] * 16)
+    pairs = 16 * 1024 * 1025 // 2
+    assert work.operations == 2 * (16384 * 28 * LAYER + 16 * HEAD) + 4 * 28 * 28 * 128 * pairs
+    # The published measurement counts 345 ms as 630 TFLOP/s.
+    assert work.operations == pytest.approx(0.345 * 630e12, rel=0.01)
+    whole, rest = (prefill_work(family, cfg, [chunk]).operations for chunk in ((0, 100), (60, 40)))
+    first = prefill_work(family, cfg, [(0, 60)]).operations
+    assert whole == first + rest - 2 * HEAD
+
+
+def test_a_floor_is_the_slower_of_arithmetic_and_memory_for_each_work():
+    ceilings = Ceilings(matmul=100.0, copy=10.0)
+    assert ceilings.seconds(Work(200, 10)) == 2
+    assert ceilings.seconds(Work(200, 50)) == 5
+    assert ceilings.seconds(Work(200, 10), Work(200, 50)) == 7
+
+
+def test_a_figure_is_a_median_with_quartiles_and_a_ratio():
+    figure = Figure("x", [0.004, 0.001, 0.002, 0.003, 0.010], floor=0.002)
+    assert (figure.median, figure.ratio) == (0.003, 1.5)
+    assert figure.spread == pytest.approx((0.002, 0.004))
+    assert render([figure]).splitlines()[1].split() == ["x", "3", "2", "to", "4", "2", "1.50"]
+
+
+# What a quick run of each compiles on a CPU, and the beginning of its first figure's name.
+RUNS = {
+    "ceilings": ([], [], "matrix product"),
+    "encoder": (["--images", "2", "--image-size", "112", "--exact"], ["encode 128 x 2 + 2"], "2 x 112 x 112"),
+    "prefill": (["--sequences", "2", "--length", "40"], ["prefill 80"], "prefill 2 x 40"),
+    "decode": (["--batch", "1,2", "--context", "70"], ["decode 2", "decode 1"], "decode 1, context 70"),
+    "host": (["--queued", "40"], [], "preprocess 1008 x 1008"),
+}
+
+
+@pytest.mark.parametrize("benchmark", RUNS)
+def test_a_benchmark_compiles_its_own_steps_and_reports(benchmark, monkeypatch, tmp_path, capsys):
+    options, steps, name = RUNS[benchmark]
+    compiled, real = [], Subject.compile
+
+    def compile_and_note(self, jobs):
+        compiled.extend(job.name for job in jobs)
+        real(self, jobs)
+
+    monkeypatch.setattr(Subject, "compile", compile_and_note)
+    file = tmp_path / "figures.json"
+    command = ["bench", benchmark, "--model", "demo", *options, "--repeat", "2", "--json", str(file)]
+    assert main(command) == 0
+    assert compiled == steps
+    report = json.loads(file.read_text())
+    assert report["versions"]["jax"]
+    assert {"command", "date", "device", "model", "host"} <= report.keys()
+    assert report["figures"][0]["name"].startswith(name)
+    assert all(figure["median_s"] > 0 and figure["rounds"] == 2 for figure in report["figures"])
+    floors = [figure["floor_s"] for figure in report["figures"]]
+    assert all(floor > 0 for floor in floors) if benchmark in ("encoder", "prefill", "decode") else not any(floors)
+    assert name in capsys.readouterr().out
+
+
+@pytest.fixture
+def served(tiny_llm, tiny_checkpoint, monkeypatch):
+    """A subject whose serving benchmarks use the tests' engine."""
+
+    @contextmanager
+    def serving_tiny(subject, engine):
+        with llm_kit.serving(tiny_llm()) as llm:
+            yield llm
+
+    monkeypatch.setattr(serving, "_serving", serving_tiny)
+    return Subject(str(tiny_checkpoint("qwen2_5_vl", **llm_kit.CHECKPOINT).path), None)
+
+
+def test_first_token_meets_the_cache_that_it_names(served):
+    new, same, turn = serving.bench_first_token(served, side=112, words=20, repeat=2)
+    assert new.note.endswith("0 cached, 1 encoded")
+    assert same.note.endswith("0 cached, 0 encoded")
+    assert " 0 cached" not in turn.note
+    assert turn.note.endswith("0 encoded")
+    assert new.floor > same.floor > 0
+
+
+def test_throughput_counts_whole_loads(served):
+    (figure,) = serving.bench_throughput(served, requests=3, new_tokens=4, side=56, repeat=2)
+    assert len(figure.seconds) == 2
+    assert figure.note.startswith(f"{3 / figure.median:.3g} requests/s, {12 / figure.median:.4g} tok/s")
+    assert figure.note.endswith(" 0 compiles")
+    assert figure.floor > 0
+
+
+def test_start_up_runs_in_processes_that_share_a_cache(monkeypatch):
+    """Cold comes first, in an empty folder; warm finds what it left. Other caches of the user's stay out of it."""
+    seen = []
+
+    def run(command, *, env, **options):
+        seen.append(env["XDG_CACHE_HOME"])
+        assert command[-2:] == ["demo", ""]
+        assert "JAX_COMPILATION_CACHE_DIR" not in env
+        ready = {"import_s": 1, "weights_s": 2, "compile_s": 3, "executables": 4, "device": "cpu"}
+        return SimpleNamespace(returncode=0, stdout=f"noise\n{json.dumps(ready)}\n", stderr="")
+
+    monkeypatch.setattr(startup.subprocess, "run", run)
+    (cold, warm), device = startup.bench_startup("demo", None, repeat=2)
+    assert (cold.name, warm.name, device) == ("start to ready, cold cache", "start to ready, warm cache", "cpu")
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+    assert np.isfinite([*cold.seconds, *warm.seconds]).all()
+
+
+@pytest.mark.parametrize(
+    "options", [["--repeat", "0"], ["--batch", "1,x"], ["--size", "huge"], ["--size", "qwen2.5-vl-3b", "--model", "x"]]
+)
+def test_unusable_options_are_refused(options, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "decode", *options])
+    assert "error" in capsys.readouterr().err

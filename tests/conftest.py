@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import contextlib
 import os
-import sys
 import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -19,28 +17,11 @@ import jax
 import llm_kit
 import pytest
 
+from conversion.verify.transformers_judge import make_torchvision_importable
+from mmjax.errors import ConfigError
 
-def _make_torchvision_importable() -> None:
-    """PyPI's torchvision for Linux expects CUDA operators and fails beside a CPU-only torch.
-
-    Declaring the two schemas that its registrations look up is enough for its transforms, which are plain torch code.
-    """
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except (RuntimeError, ImportError):
-        import torch
-
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for operator in ("nms", "qnms"):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _make_torchvision_importable.library = library  # the schemas vanish with the object
-
-
-_make_torchvision_importable()
+with contextlib.suppress(ConfigError):  # without torch, tests against transformers are skipped
+    make_torchvision_importable()
 # Full float32 matrix products everywhere: accelerators would round the operands, and tests compare to 1e-5.
 jax.config.update("jax_default_matmul_precision", "highest")
 

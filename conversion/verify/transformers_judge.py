@@ -90,32 +90,30 @@ class _Caught:
 
 
 def _import_transformers() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise ConfigError(
-            "verifying against transformers needs torch and torchvision: pip install torch torchvision"
-        ) from error
-    _make_torchvision_importable(torch)
+    make_torchvision_importable()
     import transformers
 
     return transformers
 
 
-def _make_torchvision_importable(torch: Any) -> None:
+def make_torchvision_importable() -> None:
     """PyPI's torchvision for Linux expects CUDA operators and fails to import beside a CPU-only torch.
 
     Declaring the two schemas that its registrations look up is enough for its transforms, which are plain torch code.
+    Raises ConfigError if one of the two is not installed.
     """
     try:
+        import torch
         import torchvision
     except ImportError as error:
-        raise ConfigError("verifying against transformers needs torchvision: pip install torchvision") from error
+        raise ConfigError(
+            "transformers as a judge needs torch and torchvision: pip install torch torchvision"
+        ) from error
     except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
         library = torch.library.Library("torchvision", "FRAGMENT")
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _make_torchvision_importable.library = library  # the schemas vanish with the object
+        make_torchvision_importable.library = library  # the schemas vanish with the object
         import torchvision  # noqa: F401

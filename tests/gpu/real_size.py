@@ -13,43 +13,11 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from mmjax.bench.sizes import SIZES
 from mmjax.demo import checkpoint_path
 from mmjax.models.qwen2_5_vl import FAMILY
 
-# Values of Qwen2.5-VL-7B-Instruct's config.json; ids of specials are those of the demo's tokenizer.
-CONFIG_7B = {
-    "model_type": "qwen2_5_vl",
-    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-    "dtype": "bfloat16",
-    "tie_word_embeddings": False,
-    "text_config": {
-        "model_type": "qwen2_5_vl_text",
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "max_position_embeddings": 128000,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-    },
-    "vision_config": {
-        "model_type": "qwen2_5_vl_vision",
-        "depth": 32,
-        "hidden_size": 1280,
-        "intermediate_size": 3420,
-        "num_heads": 16,
-        "out_hidden_size": 3584,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "spatial_merge_size": 2,
-        "window_size": 112,
-        "fullatt_block_indexes": [7, 15, 23, 31],
-        "tokens_per_second": 2,
-    },
-}
+CONFIG_7B = SIZES["qwen2.5-vl-7b"] | {"architectures": ["Qwen2_5_VLForConditionalGeneration"]}
 PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}  # few encoder buckets, so a short start
 SHARD_VALUES = 1 << 30
 _BLOCK = 1 << 26

@@ -20,3 +20,20 @@ BF16_ERROR_RATIO = 1.5
 # One attention in half precision against float32 on the same inputs of order 1: inputs are equal, so what is rounded
 # is the weights, at most 1, and the output, of order 1.
 HALF_ATTENTION = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5}
+
+# Two logits that are closer than this may swap places between implementations: the bound of LOGITS.
+TIE = LOGITS
+
+# One or two float32 operations on values of order 1.
+ROUNDING = 1e-6
+
+# Relative: logarithms and gradients of a few float32 operations against the same in another order.
+FLOAT32_RELATIVE = 1e-5
+
+# Levels of 255 that lossy codecs may be off: a JPEG of flat areas (CMYK through another colour space); a clip, in flat
+# areas and at edges.
+JPEG_LEVELS, JPEG_CMYK_LEVELS = 1, 3
+CLIP_LEVELS, CLIP_EDGE_LEVELS = 4, 40
+
+# A resampled tone against the exact one, amplitude 0.5, away from its ends.
+RESAMPLED = 1e-3

@@ -21,7 +21,9 @@ def terminal(llm):
             written.append(f"{text}{end}")
 
         typed = iter([*lines, "/quit"])
-        loop = ChatLoop(llm, SamplingParams(max_tokens=4, ignore_eos=True), read=lambda prompt: next(typed), write=write)
+        loop = ChatLoop(
+            llm, SamplingParams(max_tokens=4, ignore_eos=True), read=lambda prompt: next(typed), write=write
+        )
         loop.run()
         return loop, "".join(written)
 

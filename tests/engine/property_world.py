@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tolerances import TIE
 
 import mmjax
 from mmjax.demo import demo_clip, demo_pair, demo_scene
@@ -33,7 +34,6 @@ from mmjax.startup import Machine, build_machine
 MAX_SEQ_LEN = 256
 LONGEST_PROMPT = 192
 CHUNK = 64
-TIE = 1e-4  # between the reference's best logit and the token's
 PROMPTS = 48
 STEMS = 4  # prompts begin alike
 # Height and width, of which sizes follow that the reference compiles for; several pictures share one.

@@ -22,7 +22,7 @@ def assert_same(out, expected) -> None:
     """Tokens and their probabilities, up to arithmetic in another layout."""
     assert out.token_ids == expected.token_ids
     for ours, theirs in zip(out.logprobs, expected.logprobs, strict=True):
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=10 * tolerances.OTHER_LAYOUT)
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=tolerances.LOGITS)
 
 
 TALKS = [

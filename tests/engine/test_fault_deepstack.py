@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from stub_kit import StubEngine, item, talk
+from tolerances import ROUNDING
 
 from kernels_pallas.dispatch import reference_attention
 from mmjax.engine.batch import Chunk, fill_rows
@@ -86,7 +87,7 @@ def test_each_layer_adds_its_level_to_rows_and_nothing_to_text(decoder, chunk):
         added = np.diff(decoder.states(request, begin, end, pool), axis=0)
         visual = request.prompt.embed_mask[begin:end]
         for level in range(LEVELS):
-            np.testing.assert_allclose(added[level][visual], level + 1, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(added[level][visual], level + 1, rtol=0, atol=ROUNDING)
             np.testing.assert_array_equal(added[level][~visual], 0)
 
 
@@ -100,7 +101,7 @@ def test_a_full_bucket_and_neighbours(decoder, parts):
     added = np.diff(decoder.states(request, 0, request.prompt_len, pool_of(decoder.width, request)), axis=0)
     for level in range(LEVELS):
         wanted = np.where(request.prompt.embed_mask, level + 1, 0)
-        np.testing.assert_allclose(added[level], np.broadcast_to(wanted[:, None], added[level].shape), atol=1e-6)
+        np.testing.assert_allclose(added[level], np.broadcast_to(wanted[:, None], added[level].shape), atol=ROUNDING)
 
 
 def test_text_first_or_pictures_first_run_through_one_executable(decoder):

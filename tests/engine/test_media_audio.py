@@ -7,6 +7,7 @@ import io
 
 import numpy as np
 import pytest
+from tolerances import RESAMPLED, ROUNDING
 
 from mmjax.errors import MediaError
 from mmjax.inputs.items import Modality
@@ -31,8 +32,8 @@ def test_file():
 
 def test_channels_are_averaged():
     stereo = np.stack([TONE, -TONE / 2], axis=1)
-    np.testing.assert_allclose(SoundSource.open(wav(stereo), OPTIONS).decode().samples, TONE / 4, atol=1e-6)
-    np.testing.assert_allclose(SoundSource.open((stereo, 48000), OPTIONS).decode().samples, TONE / 4, atol=1e-6)
+    np.testing.assert_allclose(SoundSource.open(wav(stereo), OPTIONS).decode().samples, TONE / 4, atol=ROUNDING)
+    np.testing.assert_allclose(SoundSource.open((stereo, 48000), OPTIONS).decode().samples, TONE / 4, atol=ROUNDING)
 
 
 def test_samples_are_copied():
@@ -47,7 +48,7 @@ def test_resampling():
     sound = SoundSource.open((TONE, 48000), OPTIONS).decode(16000)
     assert (sound.rate, sound.samples.dtype, sound.samples.size) == (16000, np.float32, 1600)
     expected = np.sin(np.arange(1600) * 2 * np.pi * 440 / 16000) / 2
-    np.testing.assert_allclose(sound.samples[200:-200], expected[200:-200], atol=1e-3)
+    np.testing.assert_allclose(sound.samples[200:-200], expected[200:-200], atol=RESAMPLED)
 
 
 @pytest.mark.parametrize(

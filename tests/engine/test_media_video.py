@@ -8,6 +8,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from tolerances import CLIP_EDGE_LEVELS, CLIP_LEVELS
 
 from mmjax.errors import MediaError
 from mmjax.inputs.items import VideoMetadata
@@ -170,9 +171,9 @@ class TestVideoFiles:
         source = ClipSource.open(video_file(frames, container=container), OPTIONS)
         assert source.metadata == VideoMetadata(9, 10.0, tuple(range(9)), 0.9)
         assert source.size == (32, 48)
-        np.testing.assert_allclose(source.decode().frames.astype(int), frames, atol=4)
+        np.testing.assert_allclose(source.decode().frames.astype(int), frames, atol=CLIP_LEVELS)
         chosen = source.decode(lambda metadata: (1, 4, 8))
-        np.testing.assert_allclose(chosen.frames.astype(int), frames[[1, 4, 8]], atol=4)
+        np.testing.assert_allclose(chosen.frames.astype(int), frames[[1, 4, 8]], atol=CLIP_LEVELS)
         assert chosen.metadata == VideoMetadata(9, 10.0, (1, 4, 8), 0.9)
 
     def test_the_callers_rate_wins(self):
@@ -190,7 +191,7 @@ class TestVideoFiles:
         source = ClipSource.open(data[:place] + clockwise + data[place + len(clockwise) :], OPTIONS)
         clip = source.decode()
         assert source.size == clip.frames.shape[1:3] == (48, 32)
-        np.testing.assert_allclose(clip.frames.astype(int), np.rot90(frames, -1, (1, 2)), atol=40)
+        np.testing.assert_allclose(clip.frames.astype(int), np.rot90(frames, -1, (1, 2)), atol=CLIP_EDGE_LEVELS)
 
     @pytest.mark.parametrize("end", [30, 300, 700])
     def test_cut_files(self, end):

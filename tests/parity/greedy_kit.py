@@ -12,7 +12,6 @@ from llm_kit import clip, noise, user
 from qwen_kit import FPS, Case, reference_inputs
 
 NEW_TOKENS = 32
-TIE = 1e-4  # two logits that are closer than this may swap places
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tolerances
-from greedy_kit import NEW_TOKENS, TALKS, TIE, Judged, Talk, judge
+from greedy_kit import NEW_TOKENS, TALKS, Judged, Talk, judge
 from llm_kit import CHECKPOINT, assert_nothing_held, serving
 
 import mmjax
@@ -40,7 +40,9 @@ def count_ties(llm: mmjax.LLM, out: mmjax.RequestOutput, talk: Talk, expected: J
     while tokens != expected.tokens[start:]:
         differing = [ours != theirs for ours, theirs in zip(tokens, expected.tokens[start:], strict=True)]
         at = start + differing.index(True)
-        assert expected.margins[at] < TIE, f"token {at}: {tokens[at - start]} instead of {expected.tokens[at]}"
+        assert expected.margins[at] < tolerances.TIE, (
+            f"token {at}: {tokens[at - start]} instead of {expected.tokens[at]}"
+        )
         ties, start = ties + 1, at + 1
         if start == NEW_TOKENS:
             break

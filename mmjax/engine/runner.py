@@ -149,7 +149,7 @@ class ModelRunner:
     def executables(self) -> dict[str, Any]:
         """Every compiled step by name, for memory accounting and tests."""
         named = {f"prefill {size}": compiled for size, compiled in self._prefill.items()}
-        named |= {f"decode {size}": compiled for size, compiled in self._decode.items()}
+        named |= {_decode_name(size, greedy): compiled for (size, greedy), compiled in self._decode.items()}
         return named if self._remember is None else named | {"remember": self._remember}
 
     # ---- steps ----------------------------------------------------------------------------------------------------

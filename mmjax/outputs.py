@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from mmjax.errors import MMJaxError
 from mmjax.inputs.usage import Usage
@@ -19,6 +19,14 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     top: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, sampled: Any, row: int, wanted: int | None) -> TokenLogprobs | None:
+        """Those of one row of a sampled batch, with the `wanted` likeliest tokens; None if nobody wants any."""
+        if wanted is None:
+            return None
+        top = zip(sampled.top_ids[row][:wanted].tolist(), sampled.top_logprobs[row][:wanted].tolist(), strict=True)
+        return cls(int(sampled.tokens[row]), float(sampled.logprobs[row]), dict(top))
 
 
 @dataclass

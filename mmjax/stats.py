@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ class Stats:
       pages: KV pages by state, prefix reuse.
       queues: requests running, waiting and embedding; `preemptions` since the start.
       steps: number, median and 99th percentile of their host time in milliseconds.
+      tokens: median and 99th percentile of the milliseconds between two tokens of an answer.
       compiles: `at_start` steps in `seconds`; `since` the engine was ready, with `names`.
     """
 
@@ -33,6 +35,7 @@ class Stats:
     pages: dict[str, Any]
     queues: dict[str, Any]
     steps: dict[str, Any]
+    tokens: dict[str, Any]
     compiles: dict[str, Any]
 
     def summary(self) -> str:
@@ -47,7 +50,8 @@ class Stats:
                 f"{self.items['padding']['waste']:.0%} padding",
                 f"pages     {pages['in_use']} in use, {pages['cached']} cached, {pages['free']} free; "
                 f"{pages['reused_tokens']} prompt tokens reused",
-                f"steps     {self.steps['count']}, median {self.steps['median_ms']:.1f} ms",
+                f"steps     {self.steps['count']}, median {self.steps['median_ms']:.1f} ms; "
+                f"between tokens {self.tokens['median_ms']:.1f} ms, 99th percentile {self.tokens['p99_ms']:.1f} ms",
             ]
         )
 
@@ -69,12 +73,16 @@ def _attention(cfg: Any, platform: str) -> dict[str, str]:
     return {"packed": tower.packed, "windowed": tower.windowed, "prefill": text.prefill, "decode": text.decode}
 
 
+def _percentiles(seconds: Collection[float]) -> dict[str, float]:
+    times = np.asarray(seconds) * 1e3 if seconds else np.zeros(1)
+    return {"median_ms": float(np.median(times)), "p99_ms": float(np.percentile(times, 99))}
+
+
 def collect_stats(service: Any, cfg: Any, device: Any) -> Stats:
     """Reads a running `Service` between two steps."""
 
     def read() -> Stats:
         machine, scheduler, trace = service.machine, service.scheduler, service.engine.trace
-        times = np.asarray(trace.times) * 1e3 if trace.times else np.zeros(1)
         return Stats(
             device=device.device_kind,
             attention=_attention(cfg, device.platform),
@@ -87,11 +95,8 @@ def collect_stats(service: Any, cfg: Any, device: Any) -> Stats:
                 "embedding": len(scheduler.embedding),
                 "preemptions": scheduler.preemptions,
             },
-            steps={
-                "count": trace.steps,
-                "median_ms": float(np.median(times)),
-                "p99_ms": float(np.percentile(times, 99)),
-            },
+            steps={"count": trace.steps, **_percentiles(trace.times)},
+            tokens=_percentiles(trace.gaps),
             compiles={
                 "at_start": len(machine.encoder.executables())
                 + len(machine.text.executables() if machine.text else ()),

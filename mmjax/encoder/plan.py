@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import NamedTuple
@@ -71,7 +71,7 @@ class EncodePlan:
 
     batches: tuple[EncodeBatch, ...]
     writes: tuple[EncodeItem, ...]
-    chunk_end: Mapping[str, int]
+    chunk_end: dict[str, int]
     hits: tuple[ItemRef, ...]
     lacking_pixels: tuple[ItemRef, ...]
     look_ahead: tuple[CacheKey, ...]

@@ -12,8 +12,9 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -96,8 +97,8 @@ class Engine:
         """Runs `function` between two steps and returns what it returns; raises what it raises."""
         if threading.current_thread() is self._thread or not self._started:
             return function()
-        future: Future = Future()
-        if not self._inbox.post(lambda: _settle(future, function)):
+        future = self._inbox.ask(function)
+        if future is None:
             self._thread.join()
             return function()
         return future.result()
@@ -129,7 +130,9 @@ class Engine:
         finally:
             self._stopping = True
             self._inbox.shut()
-            self._inbox.deliver(wait=False)
+            while not self._inbox.empty():
+                with _logged("a message to an engine that ends"):
+                    self._inbox.deliver(wait=False)
             self._fail_all(EngineError("the engine was closed"), reason=reason)
 
     def _turn(self, idle: bool) -> bool:
@@ -178,7 +181,13 @@ class Engine:
             if not chunk.request.begun:
                 self.text.begin(chunk.request)
                 chunk.request.begun = True
-        result = self.text.prefill(chunks, lambda request, item: self.items.row_slots(request.id, item))
+        try:
+            result = self.text.prefill(chunks, lambda request, item: self.items.row_slots(request.id, item))
+        except RequestError as error:  # rows and positions of one request disagree; the others go on in the next step
+            if error.request_id not in self._requests:
+                raise
+            self._finish(self._requests[error.request_id], "error", error)
+            return
         self._pending.append(result)
         for chunk in chunks:
             request = chunk.request
@@ -195,8 +204,9 @@ class Engine:
         """Dispatches the plan's batches and makes their rows readable. Failures before dispatch fail their requests."""
         plan = schedule.encode
         try:
-            for batch in plan.batches:
-                self._encode_batch(batch)
+            packed = [(batch, self._pack(batch)) for batch in plan.batches]
+            for batch, inputs in packed:
+                self.encoder.encode(inputs, [entry.slots for entry in batch.items], batch.bucket)
             for entry in plan.writes:
                 self.encoder.write(self._item(entry).embedding, entry.slots)
         except MultimodalEncoderRequestError as error:
@@ -210,15 +220,15 @@ class Engine:
             self._pin(ref, cached=ref not in made)
         return bool(plan)
 
-    def _encode_batch(self, batch: EncodeBatch) -> None:
+    def _pack(self, batch: EncodeBatch) -> Any:
+        """Host arrays of a batch. Raises MultimodalEncoderContractError, which names the requests at fault."""
         items = [ProcessedItem(item.plan, item.patches) for item in map(self._item, batch.items)]
         try:
-            inputs = self.encoder.pack(items, batch.bucket)
+            return self.encoder.pack(items, batch.bucket)
         except Exception as error:
             owners = [e.request_id for e, item in zip(batch.items, items, strict=True) if not self._packs(item, batch)]
             owners = owners or [e.request_id for e in batch.items]  # without ids, other batches were to blame too
             raise MultimodalEncoderContractError(f"an item can't be packed: {error!r}", owners) from error
-        self.encoder.encode(inputs, [entry.slots for entry in batch.items], batch.bucket)
 
     def _packs(self, item: ProcessedItem, batch: EncodeBatch) -> bool:
         """Whether an item alone can be packed: in a batch that can't, those that fail are to blame."""
@@ -309,13 +319,8 @@ class Engine:
 
     def _accept(self, request: Request, row: int, sampled: Any) -> None:
         self._fruitless_recoveries = 0
-        token = int(sampled.tokens[row])
-        logprobs = None
-        if request.params.logprobs is not None:
-            wanted = request.params.logprobs
-            top = zip(sampled.top_ids[row][:wanted].tolist(), sampled.top_logprobs[row][:wanted].tolist(), strict=True)
-            logprobs = TokenLogprobs(token, float(sampled.logprobs[row]), dict(top))
-        reason = request.accept(token, logprobs)
+        request.token_at = self.trace.note_token(request.token_at)
+        reason = request.accept(int(sampled.tokens[row]), TokenLogprobs.read(sampled, row, request.params.logprobs))
         if reason is not None:
             self._finish(request, reason)
 
@@ -327,8 +332,9 @@ class Engine:
             if self._stopping:
                 raise EngineError("the engine was closed")
             self.items.admit(request.id, [encoder_item(item) for item in request.prompt.items])
-        except MMJaxError as error:
-            request.handle.finish(request.output("error", error))
+        except Exception as error:  # nobody knows of the request yet, so nobody else would tell its caller
+            failure = error if isinstance(error, MMJaxError) else EngineError(f"the request can't be taken: {error!r}")
+            request.handle.finish(request.output("error", failure))
             return
         self._requests[request.id] = request
         self.scheduler.add(request)
@@ -373,7 +379,8 @@ class Engine:
     def _fail_all(self, error: MMJaxError, reason: FinishReason = "error") -> None:
         self._pending.clear()
         for request in list(self._requests.values()):
-            self._finish(request, reason, error if reason == "error" else None)
+            with _logged(f"request {request.id}, while all requests end"):
+                self._finish(request, reason, error if reason == "error" else None)
 
     def _recover(self, error: DeviceError) -> None:
         """After a device error: new arrays, empty caches, everybody starts again; twice in a row is once too often."""
@@ -398,8 +405,10 @@ class Engine:
             self.text.allocate()
 
 
-def _settle(future: Future, function: Callable[[], Any]) -> None:
+@contextmanager
+def _logged(where: str) -> Iterator[None]:
+    """Lets the last rites of the others go on when those of one go wrong."""
     try:
-        future.set_result(function())
-    except Exception as error:
-        future.set_exception(error)
+        yield
+    except Exception:
+        logger.exception("%s", where)

@@ -67,8 +67,9 @@ class Handle:
         return self._done.is_set()
 
     def cancel(self) -> None:
-        """Ends the request with finish_reason "cancelled"; tokens produced so far stay in its output."""
-        self._cancel(self.request_id)
+        """Ends the request with finish_reason "cancelled", if it still runs; tokens so far stay in its output."""
+        if not self.done:
+            self._cancel(self.request_id)
 
     def wait(self, timeout: float | None = None) -> RequestOutput:
         """The output, with the request's error inside it; raises TimeoutError when `timeout` seconds pass first."""
@@ -123,8 +124,7 @@ class Stream(Iterator[Delta]):
         """Cancels the request if it still runs; there are no more deltas."""
         if not self._ended:
             self._ended = True
-            if not self._handle.done:
-                self._handle.cancel()
+            self._handle.cancel()
 
     def __enter__(self) -> Stream:
         return self

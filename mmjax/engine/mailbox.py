@@ -6,6 +6,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 
 class Mailbox:
@@ -13,7 +16,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._door = threading.Lock()
+        self._door = threading.RLock()  # the collector may close a forgotten stream, which posts, within a post
         self._shut = False
 
     def post(self, message: Callable[[], None]) -> bool:
@@ -22,6 +25,11 @@ class Mailbox:
             if not self._shut:
                 self._messages.put(message)
             return not self._shut
+
+    def ask(self, function: Callable[[], Any]) -> Future | None:
+        """Leaves a question, from any thread: a future of what `function` returns or raises; None if nobody reads."""
+        future: Future = Future()
+        return future if self.post(partial(_settle, future, function)) else None
 
     def deliver(self, *, wait: bool) -> None:
         """Runs all messages that are there, waiting for a first one if asked to."""
@@ -37,3 +45,10 @@ class Mailbox:
         """Lets no more messages in; those that are there can still be delivered."""
         with self._door:
             self._shut = True
+
+
+def _settle(future: Future, function: Callable[[], Any]) -> None:
+    try:
+        future.set_result(function())
+    except Exception as error:
+        future.set_exception(error)

@@ -46,6 +46,7 @@ class Request:
       begun: whether the device knows of it (its slot was readied for penalties).
       lacking: items that must be decoded again before the request can run.
       restoring: whether media threads are at it.
+      token_at: when its newest token was read, in seconds of `time.perf_counter`.
       embed_only: wants the rows of its items, no tokens.
     """
 
@@ -78,6 +79,7 @@ class Request:
     begun: bool = False
     lacking: list[int] = field(default_factory=list)
     restoring: bool = False
+    token_at: float | None = None
 
     def __post_init__(self):
         self.prefill_end = self.prompt_len

@@ -14,7 +14,7 @@ from typing import Any
 
 from mmjax.engine.scheduler import Schedule
 
-_TIMES = 2048  # step durations kept for percentiles
+_TIMES = 2048  # durations of steps, and as many gaps between tokens, kept for percentiles
 
 
 @dataclass
@@ -23,7 +23,8 @@ class StepRow:
 
     Attributes:
       chunks: (request id, first position, end) of each prompt chunk.
-      items: (request id, item index) of each item encoded; `hits` found its rows in the cache.
+      items: (request id, item index) of each item encoded; `hits` found their rows in the cache, `writes` brought them.
+      tokens_left, encoder_tokens_left: what the step did not use of its token budget and of budget B.
       encoder_tokens: attention tokens encoded, `encoder_padded` with the padding of their buckets.
     """
 
@@ -34,7 +35,10 @@ class StepRow:
     decodes: int = 0
     items: list[tuple[str, int]] = field(default_factory=list)
     hits: int = 0
+    writes: int = 0
+    tokens_left: int = 0
     encoder_tokens: int = 0
+    encoder_tokens_left: int = 0
     encoder_padded: int = 0
     rows_in_use: int = 0
     row_evictions: int = 0
@@ -49,7 +53,7 @@ class StepRow:
         self.decodes = len(schedule.decodes)
         plan = schedule.encode
         self.items = [(item.request_id, item.item) for item in plan.items]
-        self.hits = len(plan.hits)
+        self.hits, self.writes = len(plan.hits), len(plan.writes)
         self.encoder_tokens = sum(batch.load.tokens for batch in plan.batches)
         self.encoder_padded = sum(batch.bucket.key.total_tokens for batch in plan.batches)
 
@@ -60,6 +64,7 @@ class StepTrace:
     def __init__(self, limit: int = 0):
         self.rows: deque[StepRow] = deque(maxlen=limit)
         self.times: deque[float] = deque(maxlen=_TIMES)
+        self.gaps: deque[float] = deque(maxlen=_TIMES)  # between two tokens of one answer, as its reader sees them
         self.steps = 0
         self._start = time.perf_counter()
 
@@ -68,18 +73,28 @@ class StepTrace:
         """Brackets one step; steps that did nothing leave no row."""
         row = StepRow(self.steps, time.perf_counter() - self._start)
         yield row
-        if not (row.chunks or row.decodes or row.items):
+        if not (row.chunks or row.decodes or row.items or row.hits or row.writes):
             return
         row.end = time.perf_counter() - self._start
         self.times.append(row.end - row.begin)
         self.steps += 1
         if self.rows.maxlen:
             cache, pages = engine.items.cache.stats(), engine.pages.stats()
+            tokens = row.decodes + sum(end - begin for _, begin, end in row.chunks)
+            row.tokens_left = engine.scheduler.config.chunk_tokens - tokens
+            row.encoder_tokens_left = max(0, engine.items.budgets.max_num_tokens - row.encoder_tokens)
             row.rows_in_use = cache.in_use_bytes // engine.items.cache.row_bytes
             row.row_evictions = cache.evictions
             row.pages_in_use, row.page_evictions = pages.in_use, pages.evictions
             row.waiting, row.running = len(engine.scheduler.waiting), len(engine.scheduler.running)
             self.rows.append(row)
+
+    def note_token(self, previous: float | None) -> float:
+        """The time now, at which a token was read whose predecessor was read at `previous`."""
+        now = time.perf_counter()
+        if previous is not None:
+            self.gaps.append(now - previous)
+        return now
 
     def save(self, path: str | Path) -> Path:
         """Writes a JSON trace that chrome://tracing and ui.perfetto.dev open; times are host times of dispatch."""

@@ -95,14 +95,18 @@ class ReferenceEngine:
             except Exception as error:
                 failure = EngineError(f"the reference failed: {error!r}")
                 request.handle.finish(request.output("error", failure))
+            self._cancelled.discard(request.id)
 
     def _run(self, request: Request) -> None:
-        rows = [] if self._gone(request) else self.item_rows(request)
+        if self._gone(request):
+            request.handle.finish(request.output("cancelled"))
+            return
+        request.note_started(0)
+        rows = self.item_rows(request)
         if request.embed_only:
             request.rows = rows
             request.handle.finish(request.output("stop"))
             return
-        request.note_started(0)
         reason = None
         while reason is None:
             if self._gone(request):
@@ -111,7 +115,6 @@ class ReferenceEngine:
                 break
             logits = self.runner.logits(request.prompt, rows, request.output_ids)[-1:]
             reason = request.accept(*self._choose(request, logits))
-        self._cancelled.discard(request.id)
         request.handle.finish(request.output(reason))
 
     def _gone(self, request: Request) -> bool:
@@ -131,8 +134,4 @@ class ReferenceEngine:
 
     def _choose(self, request: Request, logits: np.ndarray) -> tuple[int, TokenLogprobs | None]:
         sampled = self.runner.sample(logits, request.sampling_row, request.prompt.token_ids, request.output_ids)
-        token, wanted = int(sampled.tokens[0]), request.params.logprobs
-        if wanted is None:
-            return token, None
-        top = zip(sampled.top_ids[0][:wanted].tolist(), sampled.top_logprobs[0][:wanted].tolist(), strict=True)
-        return token, TokenLogprobs(token, float(sampled.logprobs[0]), dict(top))
+        return int(sampled.tokens[0]), TokenLogprobs.read(sampled, 0, request.params.logprobs)

@@ -130,9 +130,12 @@ def test_statistics(llm):
     assert stats.pages["cached"] + stats.pages["free"] == stats.pages["num_blocks"] == 160
     assert stats.queues == {"running": 0, "waiting": 0, "embedding": 0, "preemptions": 0}
     assert stats.steps["count"] > 12
+    assert 0 < stats.tokens["median_ms"] <= stats.tokens["p99_ms"]
+    assert "between tokens" in str(stats)
     assert stats.budgets["max_num_tokens"] == 512
     machine = llm.running.machine
     assert stats.compiles["at_start"] == len(machine.encoder.buckets) + 2 + len(machine.text.executables())
+    assert {"decode 1", "decode 4", "prefill 128", "remember"} <= machine.text.executables().keys()
     assert "1 encoded" in str(stats)
     assert stats._repr_html_().count("<tr>") > 20
 

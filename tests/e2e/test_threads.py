@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,29 @@ def test_the_judge_closes_while_busy(tiny_checkpoint):
     assert [handle.result(30).finish_reason for handle in handles] == ["cancelled"] * 3
     with pytest.raises(mmjax.EngineError, match="closed"):
         llm.chat(*QUESTIONS[0])
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_rows_that_never_came_are_an_error(tiny_checkpoint, reference):
+    """An answer that is cut short says so; a list of rows could not. All is submitted before the engine closes."""
+    llm = build(tiny_checkpoint("qwen2_5_vl", **CHECKPOINT).path, reference=reference)
+    inbox = llm.running._inbox if reference else llm.running.engine._inbox
+    with ThreadPoolExecutor(2) as threads, ExitStack() as busy:
+        if reference:
+            answering = llm.submit(user("a word"), LONG).stream()
+            next(answering)
+        else:
+            busy.enter_context(together(llm))
+        encoding = threads.submit(llm.encode, [noise(200, 200, i) for i in range(9)])  # takes several steps
+        while inbox.empty():
+            time.sleep(0.001)
+        closing = threads.submit(llm.close)
+        while not reference and inbox._messages.qsize() < 2:
+            time.sleep(0.001)
+        busy.close()
+        with pytest.raises(mmjax.EngineError, match="closed before"):
+            encoding.result(60)
+        closing.result(60)
 
 
 def test_a_closed_engine_says_so(tiny_checkpoint):

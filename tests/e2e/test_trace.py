@@ -24,6 +24,8 @@ def test_rows_cover_the_prompt_and_save_as_a_chrome_trace(tiny_llm, tmp_path):
     assert [item for row in rows for item in row.items] == [(output.request_id, 0)]
     assert sum(row.decodes for row in rows) == 3
     assert all(earlier.end <= later.begin for earlier, later in itertools.pairwise(rows))
+    assert [row.tokens_left for row in rows if row.chunks][:2] == [0, 0]
+    assert [row.encoder_tokens_left for row in rows if row.items] == [512 - 36]
     names = {event["name"].split()[0] for event in saved["traceEvents"]}
     assert names == {"step", "prefill", "encode", "decode", "in"}
     assert all(event["dur"] >= 0 for event in saved["traceEvents"] if event["ph"] == "X")

@@ -14,6 +14,7 @@ import numpy as np
 
 from mmjax.bench.command import add_bench
 from mmjax.errors import MMJaxError
+from mmjax.outputs import RequestOutput
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,7 +125,7 @@ def _answer(llm, content: list[dict], question: str, truth: str | None) -> None:
     print(f"{verdict}\n  {describe(output)}")
 
 
-def describe(output) -> str:
+def describe(output: RequestOutput) -> str:
     """One line about an answer: tokens and seconds."""
     usage, metrics = output.usage, output.metrics
     return (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 # float32 arithmetic in another order, absolute for values of order 1 to 10 and relative for larger ones: residual
 # streams of published models reach thousands.
@@ -93,7 +93,7 @@ def compare(ours: Stages, judge: Stages) -> tuple[StageResult, ...]:
     return (*results, compare_greedy(ours.greedy, judge.greedy, judge.margins))
 
 
-def compare_arrays(stage: str, ours: np.ndarray, judge: np.ndarray) -> StageResult:
+def compare_arrays(stage: str, ours: Num[np.ndarray, "*dims"], judge: Num[np.ndarray, "*dims"]) -> StageResult:
     """Largest absolute difference. Integers must be equal; so must pixels, which are looked up and not computed."""
     if ours.shape != judge.shape:
         return StageResult(stage, np.inf, 0.0, f"shape {list(ours.shape)}, expected {list(judge.shape)}")
@@ -104,7 +104,9 @@ def compare_arrays(stage: str, ours: np.ndarray, judge: np.ndarray) -> StageResu
     return StageResult(stage, error, tolerance)
 
 
-def compare_greedy(ours: np.ndarray, judge: np.ndarray, margins: np.ndarray) -> StageResult:
+def compare_greedy(
+    ours: Int[np.ndarray, "G"], judge: Int[np.ndarray, "G"], margins: Float[np.ndarray, "G"]
+) -> StageResult:
     """How many greedy tokens differ where the judge was not undecided."""
     if ours.shape != judge.shape:
         return StageResult("greedy tokens", np.inf, 0.0, f"{len(ours)} tokens, expected {len(judge)}")

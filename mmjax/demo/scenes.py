@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 
 SHAPES = ("circle", "square", "triangle", "star")
@@ -88,8 +89,8 @@ def corners(shape: Shape) -> list[tuple[float, float]]:
     return [(shape.x + radius * math.cos(a), shape.y + radius * math.sin(a)) for radius, a in turned]
 
 
-def draw(scene: Scene, rng: np.random.Generator) -> np.ndarray:
-    """Renders a scene: uint8 [height, width, 3]. `rng` supplies the noise alone."""
+def draw(scene: Scene, rng: np.random.Generator) -> UInt8[np.ndarray, "height width 3"]:
+    """Renders a scene. `rng` supplies the noise alone."""
     side = max(scene.width, scene.height)
     scale = 2 if scene.smooth and side <= MAX_SIDE else 1
     image = Image.new("RGB", (scene.width * scale, scene.height * scale), scene.background)

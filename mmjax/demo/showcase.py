@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
+from jaxtyping import UInt8
 
 from mmjax.demo.questions import MAIN_KINDS, Question, ask_clip, ask_pictures, ask_scene, in_clear_order
 from mmjax.demo.scenes import draw, random_clip, random_scene
@@ -17,19 +18,19 @@ class DemoScene:
     """What to show and what to ask.
 
     Attributes:
-      images: one picture, or two for questions that compare; each uint8 [height, width, 3].
-      video: frames of a clip, uint8 [frames, height, width, 3], or None.
+      images: one picture, or two for questions that compare.
+      video: frames of a clip, or None.
       fps: frames a second of the clip.
       questions: texts and true answers, at most one of each kind.
     """
 
-    images: tuple[np.ndarray, ...]
+    images: tuple[UInt8[np.ndarray, "height width 3"], ...]
     questions: tuple[Question, ...]
-    video: np.ndarray | None = None
+    video: UInt8[np.ndarray, "frames height width 3"] | None = None
     fps: float | None = None
 
     @property
-    def image(self) -> np.ndarray:
+    def image(self) -> UInt8[np.ndarray, "height width 3"]:
         """The first picture."""
         return self.images[0]
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import shutil
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image
 
 
-def render(rgb: np.ndarray, *, max_width: int = 48, max_rows: int = 18) -> str:
-    """ANSI text that shows a uint8 RGB array [H, W, 3], at most `max_width` columns and `max_rows` lines."""
+def render(rgb: UInt8[np.ndarray, "H W 3"], *, max_width: int = 48, max_rows: int = 18) -> str:
+    """ANSI text that shows a picture, at most `max_width` columns and `max_rows` lines."""
     height, width = rgb.shape[:2]
     columns = min(max_width, shutil.get_terminal_size().columns, width)
     scale = min(columns / width, 2 * max_rows / height)

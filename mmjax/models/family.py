@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from jaxtyping import Float32, Int32, UInt8
 
 from mmjax.inputs.items import EncoderBucket, ItemPlan, Modality, ProcessedItem, VideoMetadata
 
@@ -72,12 +73,16 @@ class Processor(Protocol):
 
     def plan_video(self, metadata: VideoMetadata, height: int, width: int, options: Mapping[str, Any]) -> ItemPlan: ...
 
-    def image(self, rgb: np.ndarray, options: Mapping[str, Any]) -> ProcessedItem: ...
+    def image(self, rgb: UInt8[np.ndarray, "height width 3"], options: Mapping[str, Any]) -> ProcessedItem: ...
 
-    def video(self, frames: np.ndarray, metadata: VideoMetadata, options: Mapping[str, Any]) -> ProcessedItem: ...
+    def video(
+        self, frames: UInt8[np.ndarray, "frames height width 3"], metadata: VideoMetadata, options: Mapping[str, Any]
+    ) -> ProcessedItem: ...
 
-    def positions(self, token_ids: np.ndarray, spans: Sequence[tuple[int, ItemPlan]]) -> tuple[np.ndarray, int]:
-        """Rotary positions of the whole expanded prompt, [axes, S] int32, and the delta that decoding adds."""
+    def positions(
+        self, token_ids: Int32[np.ndarray, "S"], spans: Sequence[tuple[int, ItemPlan]]
+    ) -> tuple[Int32[np.ndarray, "A S"], int]:
+        """Rotary positions of the whole expanded prompt, one row an axis, and the delta that decoding adds."""
 
     def max_tokens_per_item(self) -> dict[Modality, int]:
         """Encoder tokens (before merging) of the largest item each modality admits."""
@@ -85,8 +90,8 @@ class Processor(Protocol):
     def worst_windows(self, total_tokens: int) -> int:
         """Window rows that legal items of `total_tokens` patches in all may need at most."""
 
-    def pixel_table(self) -> np.ndarray:
-        """[channels, 256] float32: the normalised value of every byte, exactly as the reference computes it."""
+    def pixel_table(self) -> Float32[np.ndarray, "C 256"]:
+        """The normalised value of every byte, exactly as the reference computes it."""
 
     def pack(self, items: Sequence[ProcessedItem], bucket: EncoderBucket) -> Any:
         """The family's `VisionInputs` of freshly made numpy arrays, padded to `bucket`."""

@@ -6,17 +6,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float32, Int
 
 
 class RotaryPairs(NamedTuple):
-    """`axis` int [D/2]: the position axis of each pair. `frequency` float32 [D/2]: radians per position."""
+    """`axis`: the position axis of each pair. `frequency`: radians per position."""
 
-    axis: np.ndarray
-    frequency: np.ndarray
+    axis: Int[np.ndarray, "half_D"]
+    frequency: Float32[np.ndarray, "half_D"]
 
 
-def inverse_frequencies(dim: int, theta: float) -> np.ndarray:
-    """float32 [dim / 2]: theta^(-2i/dim), with exponent, power and reciprocal each rounded to float32 as in PyTorch."""
+def inverse_frequencies(dim: int, theta: float) -> Float32[np.ndarray, "half_D"]:
+    """theta^(-2i/dim), with exponent, power and reciprocal each rounded to float32 as in PyTorch."""
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return np.float32(1.0) / np.power(np.float64(theta), exponent.astype(np.float64)).astype(np.float32)
 

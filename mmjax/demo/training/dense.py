@@ -36,20 +36,39 @@ def masked_attention(
     return jnp.einsum("...kgqc,...ckd->...qkgd", weights, v).reshape(q.shape)
 
 
-def packed(q: Array, k: Array, v: Array, cu_seqlens: Int[Array, "S+1"], scale: float) -> Float[Array, "P N D"]:
+def packed(
+    q: Float[Array, "P N D"],
+    k: Float[Array, "P K D"],
+    v: Float[Array, "P K D"],
+    cu_seqlens: Int[Array, "S+1"],
+    scale: float,
+) -> Float[Array, "P N D"]:
     """Attention within segments; padding attends to padding."""
     segment = jnp.searchsorted(cu_seqlens, jnp.arange(len(q)), side="right")
     return masked_attention(q, k, v, segment[:, None] == segment[None, :], scale)
 
 
-def windowed(q: Array, k: Array, v: Array, window_index: Int[Array, "W C"], scale: float) -> Float[Array, "P N D"]:
+def windowed(
+    q: Float[Array, "P N D"],
+    k: Float[Array, "P K D"],
+    v: Float[Array, "P K D"],
+    window_index: Int[Array, "W C"],
+    scale: float,
+) -> Float[Array, "P N D"]:
     """Attention within the windows of the table."""
     mask = jnp.broadcast_to((window_index < len(q))[:, None, :], (*window_index.shape, window_index.shape[1]))
     out = masked_attention(*(gather_windows(x, window_index) for x in (q, k, v)), mask, scale)
     return rows_to_patches(out.reshape(-1, *q.shape[1:]), window_index, len(q))
 
 
-def attend(q: Array, k: Array, v: Array, kv: Any, meta: Conversation, scale: float) -> tuple[Array, Any]:
+def attend(
+    q: Float[Array, "T N D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    kv: Any,
+    meta: Conversation,
+    scale: float,
+) -> tuple[Float[Array, "T N D"], Any]:
     """Causal attention over a tree of conversation branches."""
     order = jnp.arange(len(q))
     mask = (

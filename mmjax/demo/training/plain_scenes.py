@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image, ImageColor, ImageDraw
 
 from mmjax.demo.scenes import DIRECTIONS, SHAPES, Clip, Scene, Shape
@@ -84,8 +85,8 @@ def random_clip(rng: np.random.Generator) -> Clip:
     return Clip(tuple(frames), {0: way}, None if rng.random() < 0.5 else float(rng.choice((2.0, 10.0))))
 
 
-def draw(scene: Scene, rng: np.random.Generator) -> np.ndarray:
-    """uint8 [height, width, 3]; `rng` is not needed."""
+def draw(scene: Scene, rng: np.random.Generator) -> UInt8[np.ndarray, "height width 3"]:
+    """Renders a scene; `rng` is not needed."""
     image = Image.new("RGB", (scene.width, scene.height), scene.background)
     pen = ImageDraw.Draw(image)
     for shape in scene.shapes:

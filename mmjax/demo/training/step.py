@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from kernels_pallas.window_xla import gather_windows
 from mmjax.demo.scenes import COLOURS, SHAPES
@@ -118,8 +118,8 @@ def train_step(
     state: TrainState,
     table: Float[Array, "C 256"],
     batch: dict,
-    rate: Array,
-    cells: Array,
+    rate: Float[Array, ""],
+    cells: Float[Array, ""],
 ) -> tuple[TrainState, dict]:
     """One step at learning rate `rate`: Muon for the matrices of blocks and layers, AdamW for all else.
 
@@ -149,8 +149,10 @@ def train_step(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def wrong_tokens(family: Family, cfg: ModelConfig, params: dict, table: Array, batch: dict) -> Array:
-    """How many tokens of each question's answer are not the likeliest ones, [slots, questions].
+def wrong_tokens(
+    family: Family, cfg: ModelConfig, params: dict, table: Float[Array, "C 256"], batch: dict
+) -> Int[Array, "slots questions"]:
+    """How many tokens of each question's answer are not the likeliest ones.
 
     A question without any is one that greedy decoding answers word for word.
     """

@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from mmjax.errors import RequestError
 
 DEFAULT_FPS = 24.0  # of a clip whose rate nobody knows, as in transformers
 
 
-def sample_frames(total: int, fps: float | None, options: Mapping[str, Any], temporal_patch_size: int) -> np.ndarray:
-    """int64 indices of the frames to keep, by the rule of transformers' `Qwen2VLVideoProcessor.sample_frames`.
+def sample_frames(
+    total: int, fps: float | None, options: Mapping[str, Any], temporal_patch_size: int
+) -> Int64[np.ndarray, "frames"]:
+    """Indices of the frames to keep, by the rule of transformers' `Qwen2VLVideoProcessor.sample_frames`.
 
     Args:
       total: frames of the source, at least one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mmjax: multimodal inference in JAX. Images, video and sound in, text out."""
+"""mmjax: multimodal inference in JAX. Images and video in, text out."""
 
 from mmjax.config import EngineConfig, MultimodalConfig
 from mmjax.errors import (

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from transformers import AutoTokenizer
 
 from mmjax.errors import CheckpointError, ConfigError
+from mmjax.hf_tokenizer import load_tokenizer
 from mmjax.models.family import Model
 from mmjax.models.registry import family_for
 
@@ -57,7 +57,7 @@ def open_model(path: str | Path, *, dtype: str | None, device: jax.Device) -> Mo
     family = family_for(hf_config.get("model_type", ""))
     cfg = family.config(hf_config)
     cfg = replace(cfg, dtype=compute_dtype(dtype, cfg.dtype, device))
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
+    tokenizer = load_tokenizer(checkpoint.path)
     return Model(
         path=checkpoint.path,
         family=family,

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mmjax.encoder.budgets import parse_bytes
 from mmjax.errors import ConfigError
+from mmjax.inputs.items import Modality
 
 
 def _positive(config: object, *names: str) -> None:
@@ -15,6 +17,13 @@ def _positive(config: object, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and value <= 0:
             raise ConfigError(f"{type(config).__name__}.{name} must be positive, got {value}")
+
+
+def _not_negative(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value < 0:
+            raise ConfigError(f"{type(config).__name__}.{name} must not be negative, got {value}")
 
 
 def _one_of(config: object, name: str, allowed: tuple) -> None:
@@ -69,6 +78,7 @@ class EngineConfig:
             self, "max_batch_size", "max_num_tokens", "max_seq_len", "max_prefill_sequences", "chunk_tokens",
             "tokens_per_block", "num_blocks", "block_limit", "compile_threads",
         )  # fmt: skip
+        _not_negative(self, "trace_steps")
         if not 0 < self.kv_cache_free_gpu_memory_fraction <= 1:
             raise ConfigError(
                 "EngineConfig.kv_cache_free_gpu_memory_fraction must lie in (0, 1], "
@@ -124,6 +134,14 @@ class MultimodalConfig:
             self, "encoder_max_num_tokens", "encoder_batch_size", "encoder_tokens_while_decoding", "max_image_pixels",
             "media_threads",
         )  # fmt: skip
+        _not_negative(self, "encoder_side_stream_max_ahead")
+        parse_bytes(self.encoder_cache_max_bytes, "MultimodalConfig.encoder_cache_max_bytes")
+        for name, limit in (self.limit_mm_per_prompt or {}).items():
+            if name not in list(Modality) or limit < 0:
+                raise ConfigError(
+                    f"MultimodalConfig.limit_mm_per_prompt must map {', '.join(Modality)} to numbers of items, "
+                    f"got {name!r}: {limit}"
+                )
         _one_of(self, "encoder_scheduling_policy", ("disabled", "default", "eager"))
         _one_of(self, "readiness", ("chunk", "request"))
         if self.mm_encoder_only and self.disable_mm_encoder:

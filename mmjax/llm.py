@@ -44,7 +44,7 @@ class LLM:
 
     Args:
       model: directory of a Hugging Face checkpoint, or of one that `mmjax convert` wrote.
-      dtype: "float32" or "bfloat16"; None takes the checkpoint's on a GPU and float32 on a CPU.
+      dtype: "float32" or "bfloat16"; None takes the checkpoint's on a GPU that has it, else float32.
       engine: knobs of tokens, sequences and KV pages.
       multimodal: knobs of items, their budgets and their cache.
       reference: the slow judge: one request at a time, float32, plain masks, no cache, no kernels.

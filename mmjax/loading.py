@@ -26,22 +26,30 @@ def _read_json(path: Path) -> dict:
 
 
 def device_for(name: str | None = None) -> jax.Device:
-    """The device to run on: the first GPU, else the CPU; `name` ("cpu", "gpu") asks for one of them."""
-    if name is not None:
+    """The device to run on: the first GPU, else the CPU; `name` ("cpu", "gpu") asks for one of them.
+
+    Raises ConfigError where there is none of that name.
+    """
+    try:
         return jax.devices(name)[0]
-    return jax.devices()[0]
+    except RuntimeError as error:
+        raise ConfigError(f"there is no device {name!r} here: {error}") from error
 
 
 def compute_dtype(asked: str | None, checkpoint: str, device: jax.Device) -> str:
-    """The asked dtype, else the checkpoint's on a GPU and float32 on a CPU, whose bfloat16 scatters copy."""
+    """The asked dtype, else the checkpoint's where the device has it, else float32.
+
+    A CPU computes in float32 alone: its bfloat16 scatters copy.
+    """
+    capability = getattr(device, "compute_capability", None)
+    lacks_bfloat16 = device.platform == "cpu" or (capability is not None and float(capability) < 8.0)
     if asked is None:
-        return "float32" if device.platform == "cpu" else checkpoint
+        return "float32" if lacks_bfloat16 else checkpoint
     if asked not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {asked!r}")
     if device.platform == "cpu" and asked != "float32":
         raise ConfigError(f"the CPU computes in float32 only, got dtype={asked!r}; leave dtype out or run on a GPU")
-    capability = getattr(device, "compute_capability", None)
-    if asked == "bfloat16" and capability is not None and float(capability) < 8.0:
+    if asked == "bfloat16" and lacks_bfloat16:
         raise ConfigError(
             f"{device.device_kind} (compute capability {capability}) has no bfloat16; pass dtype='float32'"
         )

@@ -6,13 +6,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mmjax.compilation import CompileCounter, compile_all, use_persistent_cache
+from mmjax.compilation import CompileCounter, Job, compile_all, use_persistent_cache
 from mmjax.config import ENCODER_TOKENS, EngineConfig, MultimodalConfig, resolve_engine
 from mmjax.encoder.buckets import build_ladder
 from mmjax.encoder.budgets import EncoderBudgets, resolve_budgets
@@ -137,7 +140,7 @@ def build_machine(
         device=device,
     )
     start = time.perf_counter()
-    threads = config.compile_threads
+    compile_jobs = partial(_compile, dtype=cfg.dtype, device=device, threads=config.compile_threads, progress=progress)
     text = None
     jobs = encoder.jobs()
     if not multimodal.mm_encoder_only:
@@ -152,10 +155,9 @@ def build_machine(
             pool_rows=budgets.capacity_rows,
             banned_ids=banned,
         )
-        text.set_num_blocks(_num_blocks(text, encoder, params, config, device, threads, progress))
+        text.set_num_blocks(_num_blocks(text, encoder, params, config, device, compile_jobs))
         jobs = [*text.jobs(), *jobs]
-    with _matmul_precision(cfg.dtype):
-        compile_all(jobs, device=device, threads=threads, progress=progress)
+    compile_jobs(jobs)
     encoder.allocate()
     if text is not None:
         text.allocate()
@@ -179,9 +181,10 @@ def _check_same(part: str, old: dict, new: dict) -> None:
             )
 
 
-def _matmul_precision(dtype: str):
+def _compile(jobs: list[Job], *, dtype: str, **options: Any) -> None:
     """float32 means float32: accelerators would round the operands of its matrix products to fewer bits."""
-    return jax.default_matmul_precision("highest") if dtype == "float32" else contextlib.nullcontext()
+    with jax.default_matmul_precision("highest") if dtype == "float32" else contextlib.nullcontext():
+        compile_all(jobs, **options)
 
 
 def _num_blocks(
@@ -190,8 +193,7 @@ def _num_blocks(
     params: dict,
     config: EngineConfig,
     device: jax.Device,
-    threads: int | None,
-    progress: bool,
+    compile_jobs: Callable[[list[Job]], None],
 ) -> int:
     """KV pages: as configured, else what the device has left, else (on a CPU) enough for a full batch within 1 GiB."""
     per_sequence = -(-config.max_seq_len // config.tokens_per_block)
@@ -202,7 +204,7 @@ def _num_blocks(
         wanted = config.max_batch_size * per_sequence
         blocks = max(per_sequence, min(wanted, CPU_KV_BYTES // text.bytes_per_block()))
     else:
-        blocks = _blocks_left(text, encoder, params, config, device, threads, progress)
+        blocks = _blocks_left(text, encoder, params, config, device, compile_jobs)
     if blocks < per_sequence:
         raise ConfigError(
             f"{blocks} KV pages of {config.tokens_per_block} tokens hold {blocks * config.tokens_per_block} tokens, "
@@ -217,14 +219,13 @@ def _blocks_left(
     params: dict,
     config: EngineConfig,
     device: jax.Device,
-    threads: int | None,
-    progress: bool,
+    compile_jobs: Callable[[list[Job]], None],
 ) -> int:
     """Pages that fit beside weights, rows and the largest temporaries, which don't depend on the number of pages."""
     limit = device.memory_stats()["bytes_limit"]
     text.set_num_blocks(NOMINAL_BLOCKS)
     encoder_jobs = [job for job in encoder.jobs() if job.name.startswith("encode")][:1]
-    compile_all([*text.jobs(largest_only=True), *encoder_jobs], device=device, threads=threads, progress=progress)
+    compile_jobs([*text.jobs(largest_only=True), *encoder_jobs])
     steps = {**text.executables(), **encoder.executables()}
     temp = max(step.memory_analysis().temp_size_in_bytes for step in steps.values())
     fixed = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
@@ -232,7 +233,7 @@ def _blocks_left(
     left = limit * (1 - SLACK) - fixed - rows - temp
     blocks = int(left * config.kv_cache_free_gpu_memory_fraction) // text.bytes_per_block()
     wanted = config.max_batch_size * -(-config.max_seq_len // config.tokens_per_block)
-    blocks = min(blocks, wanted) // BLOCK_GRID * BLOCK_GRID
+    blocks = min(blocks // BLOCK_GRID, -(-wanted // BLOCK_GRID)) * BLOCK_GRID
     logger.info(
         "memory: limit %.1f GiB, weights %.1f, rows %.2f, temporaries %.2f, %d KV pages",
         limit / 2**30, fixed / 2**30, rows / 2**30, temp / 2**30, blocks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -12,6 +13,7 @@ from llm_kit import CHECKPOINT, ENGINE
 
 import mmjax
 from mmjax.errors import CheckpointError, ConfigError
+from mmjax.loading import compute_dtype
 from mmjax.models.registry import FAMILIES
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -102,3 +104,41 @@ def test_the_judge_knows_one_dtype(checkpoint):
 def test_knobs_that_contradict_each_other(checkpoint, knobs, says):
     with pytest.raises(ConfigError, match=says):
         start(checkpoint, engine=mmjax.EngineConfig(**knobs))
+
+
+def test_a_device_that_is_not_there(checkpoint):
+    with pytest.raises(ConfigError, match="no device 'abacus' here"):
+        start(checkpoint, device="abacus")
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "dtype"),
+    [("cpu", None, "float32"), ("gpu", "7.5", "float32"), ("gpu", "9.0", "bfloat16")],
+)
+def test_the_checkpoints_dtype_where_the_device_has_it(platform, capability, dtype):
+    device = SimpleNamespace(platform=platform, compute_capability=capability, device_kind="a device")
+    assert compute_dtype(None, "bfloat16", device) == dtype
+    assert compute_dtype(None, "float32", device) == "float32"
+    if dtype == "float32":
+        with pytest.raises(ConfigError, match="bfloat16"):
+            compute_dtype("bfloat16", "float32", device)
+
+
+@pytest.mark.parametrize(
+    ("config", "knobs", "says"),
+    [
+        (mmjax.EngineConfig, {"trace_steps": -1}, r"trace_steps.*-1"),
+        (mmjax.EngineConfig, {"compile_threads": 0}, r"compile_threads.*0"),
+        (mmjax.EngineConfig, {"kv_cache_free_gpu_memory_fraction": 1.5}, r"\(0, 1\].*1.5"),
+        (mmjax.MultimodalConfig, {"media_threads": 0}, r"media_threads.*0"),
+        (mmjax.MultimodalConfig, {"encoder_side_stream_max_ahead": -2}, r"max_ahead.*-2"),
+        (mmjax.MultimodalConfig, {"encoder_cache_max_bytes": "many"}, r"encoder_cache_max_bytes.*'many'"),
+        (mmjax.MultimodalConfig, {"limit_mm_per_prompt": {"images": 4}}, r"limit_mm_per_prompt.*'images': 4"),
+        (mmjax.MultimodalConfig, {"limit_mm_per_prompt": {"image": -1}}, r"limit_mm_per_prompt.*'image': -1"),
+        (mmjax.MultimodalConfig, {"readiness": "soon"}, r"readiness.*'soon'"),
+        (mmjax.MultimodalConfig, {"mm_encoder_only": True, "disable_mm_encoder": True}, "exclude each other"),
+    ],
+)
+def test_knobs_are_checked_when_they_are_made(config, knobs, says):
+    with pytest.raises(ConfigError, match=says):
+        config(**knobs)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
-from llm_kit import noise, serving, user
+from llm_kit import CHECKPOINT, ENGINE, GREEDY, MULTIMODAL, build, noise, serving, user
 
 import mmjax
 
@@ -29,6 +30,15 @@ def test_rows_cover_the_prompt_and_save_as_a_chrome_trace(tiny_llm, tmp_path):
     names = {event["name"].split()[0] for event in saved["traceEvents"]}
     assert names == {"step", "prefill", "encode", "decode", "in"}
     assert all(event["dur"] >= 0 for event in saved["traceEvents"] if event["ph"] == "X")
+
+
+def test_as_many_rows_are_kept_as_the_configuration_says(tiny_checkpoint):
+    engine = replace(ENGINE, trace_steps=3, compile_threads=1)
+    multimodal = replace(MULTIMODAL, disable_mm_encoder=True, media_threads=1)
+    with build(tiny_checkpoint("qwen2_5_vl", **CHECKPOINT).path, engine=engine, multimodal=multimodal) as llm:
+        llm.chat(user("hello"), GREEDY)
+        assert [row.decodes for row in llm.trace.rows] == [1, 1, 1]
+        assert [row.index for row in llm.trace.rows] == list(range(llm.trace.steps - 3, llm.trace.steps))
 
 
 def test_the_trace_can_be_drawn(tiny_llm):

@@ -71,6 +71,7 @@ class Engine:
         self._depth = 1 if overlap else 0
         self._pending: deque[Any] = deque()
         self._requests: dict[str, Request] = {}
+        self._restoring: set[str] = set()  # those that wait for media threads
         self._inbox = Mailbox()
         self._arrivals = itertools.count()
         self._rows = RowReader(self.items, encoder)
@@ -278,11 +279,13 @@ class Engine:
             request = self._requests[ref.request_id]
             if ref.item not in request.lacking:
                 request.lacking.append(ref.item)
-        for request in [*self.scheduler.waiting, *self.scheduler.embedding, *self.scheduler.running]:
-            if request.lacking and not request.restoring:
+            schedule.lacking.append(request)
+        for request in schedule.lacking:
+            if not request.restoring:
                 request.restoring = True
+                self._restoring.add(request.id)
                 self._media.submit(self._decode_again, request, list(request.lacking))
-        return any(request.restoring for request in self._requests.values())
+        return bool(self._restoring)
 
     def _decode_again(self, request: Request, indices: list[int]) -> None:
         """In a media thread."""
@@ -299,6 +302,7 @@ class Engine:
 
     def _restored(self, request: Request, patches: dict[int, Any]) -> None:
         request.restoring, request.lacking = False, []
+        self._restoring.discard(request.id)
         if request.status is Status.FINISHED:
             return
         for index, pixels in patches.items():
@@ -346,6 +350,7 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason, error: MMJaxError | None = None) -> None:
         if self._requests.pop(request.id, None) is None:
             return
+        self._restoring.discard(request.id)
         if isinstance(error, RequestError):
             error = copy.copy(error)  # several requests may fail of one error, each with its own id
             error.request_id = request.id

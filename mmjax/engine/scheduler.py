@@ -27,11 +27,12 @@ _arrival = attrgetter("arrival")
 
 @dataclass
 class Schedule:
-    """One step's work: prompt chunks, sequences that decode, items to encode."""
+    """One step's work: prompt chunks, sequences that decode, items to encode; requests that lack pixels to go on."""
 
     chunks: list[Chunk] = field(default_factory=list)
     decodes: list[Request] = field(default_factory=list)
     encode: EncodePlan | None = None
+    lacking: list[Request] = field(default_factory=list)
 
 
 class Scheduler:
@@ -127,7 +128,7 @@ class Scheduler:
                 continue
             if budget <= 0 or len(step.chunks) == self.config.max_prefill_sequences:
                 continue
-            if request.status is not Status.RUNNING and (request not in newcomers or not self._start(request)):
+            if request.status is not Status.RUNNING and (request not in newcomers or not self._start(request, step)):
                 newcomers = []  # first come, first served: nobody passes the head of the queue
                 continue
             if request.status is not Status.RUNNING:
@@ -171,7 +172,7 @@ class Scheduler:
         by_id = {request.id: request for request in sorted(requests, key=_arrival)}
         return [by_id[request_id] for request_id in self.items.order(list(by_id))]
 
-    def _start(self, request: Request) -> bool:
+    def _start(self, request: Request, step: Schedule) -> bool:
         """Gives a newcomer a slot and what the prefix cache holds for it; False if it has to wait.
 
         One whose pixels have to be decoded again does not run either, but neither does it make others wait.
@@ -182,6 +183,7 @@ class Scheduler:
         missing = self.pages.blocks_for(min(request.prefill_end, cached + self.config.chunk_tokens)) - len(table)
         if request.lacking or missing > self.pages.available:
             self.pages.undo_match(table)
+            step.lacking += [request] if request.lacking else []
             return bool(request.lacking)
         self.waiting.remove(request)
         insort(self.running, request, key=_arrival)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -98,7 +98,11 @@ class MultimodalConfig:
       encoder_max_num_tokens: budget B, attention tokens (before merging) of one encoder batch; None: 2048 on a
         CPU, 8192 on a GPU. Raised to the largest picture; a clip that needs more is refused with both numbers.
       encoder_batch_size: budget A, items of one encoder batch; None: `max_batch_size`.
+      encoder_output_max_bytes: budget C, bytes of rows that requests in progress may hold; None: those of one encoder
+        batch. Raised to the largest picture.
       encoder_cache_max_bytes: budget D, bytes of rows kept for reuse; "128MiB" style strings are binary. 0: no reuse.
+      encoder_buckets: (attention tokens, contexts) of the encoder's compiled sizes; None: a ladder that follows from A
+        and B. One for the largest item is added all the same.
       encoder_scheduling_policy: "default", "eager" (items before LLM capacity) or "disabled" (whole requests at once).
       readiness: "chunk" starts prefill before a request's last item is encoded; "request" waits for all of them.
       encoder_tokens_while_decoding: cap on encoder tokens of a step while sequences decode; None: budget B.
@@ -115,7 +119,9 @@ class MultimodalConfig:
 
     encoder_max_num_tokens: int | None = None
     encoder_batch_size: int | None = None
+    encoder_output_max_bytes: int | str | None = None
     encoder_cache_max_bytes: int | str = "128MiB"
+    encoder_buckets: Sequence[tuple[int, int]] | None = None
     encoder_scheduling_policy: Policy = "default"
     readiness: Readiness = "chunk"
     encoder_tokens_while_decoding: int | None = None
@@ -136,6 +142,15 @@ class MultimodalConfig:
         )  # fmt: skip
         _not_negative(self, "encoder_side_stream_max_ahead")
         parse_bytes(self.encoder_cache_max_bytes, "MultimodalConfig.encoder_cache_max_bytes")
+        if self.encoder_output_max_bytes is not None:
+            parse_bytes(self.encoder_output_max_bytes, "MultimodalConfig.encoder_output_max_bytes")
+        if self.encoder_buckets is not None and not all(
+            0 < n <= tokens for tokens, n in self.encoder_buckets or [(0, 0)]
+        ):
+            raise ConfigError(
+                "MultimodalConfig.encoder_buckets must be pairs of tokens and 1 to that many contexts, "
+                f"got {list(self.encoder_buckets)}"
+            )
         for name, limit in (self.limit_mm_per_prompt or {}).items():
             if name not in list(Modality) or limit < 0:
                 raise ConfigError(

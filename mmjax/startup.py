@@ -119,26 +119,7 @@ def build_machine(
         use_persistent_cache()
     cfg = model.cfg
     config = resolve_engine(engine, device.platform, cfg.max_position_embeddings)
-    budgets = resolve_budgets(
-        model.processor,
-        cfg,
-        max_batch_size=config.max_batch_size,
-        max_num_tokens=ENCODER_TOKENS["cpu" if device.platform == "cpu" else "gpu"],
-        readiness=multimodal.readiness,
-        encoder_batch_size=multimodal.encoder_batch_size,
-        encoder_max_num_tokens=multimodal.encoder_max_num_tokens,
-        encoder_cache_max_bytes=multimodal.encoder_cache_max_bytes,
-        text_embedding=params["text"]["embed"] if "text" in params else None,
-    )
-    encoder = EncoderRunner(
-        model.family,
-        cfg,
-        None if multimodal.disable_mm_encoder else params["vision"],
-        model.processor,
-        build_ladder(budgets, model.processor, cfg).buckets,
-        budgets.capacity_rows,
-        device=device,
-    )
+    budgets, encoder = _encoder(model, params, config, multimodal, device)
     start = time.perf_counter()
     compile_jobs = partial(_compile, dtype=cfg.dtype, device=device, threads=config.compile_threads, progress=progress)
     text = None
@@ -164,6 +145,34 @@ def build_machine(
     seconds = time.perf_counter() - start
     logger.info("compiled %d steps in %.1f s", len(jobs), seconds)
     return Machine(config, budgets, encoder, text, seconds, CompileCounter().start())
+
+
+def _encoder(
+    model: Model, params: dict, config: EngineConfig, multimodal: MultimodalConfig, device: jax.Device
+) -> tuple[EncoderBudgets, EncoderRunner]:
+    budgets = resolve_budgets(
+        model.processor,
+        model.cfg,
+        max_batch_size=config.max_batch_size,
+        max_num_tokens=ENCODER_TOKENS["cpu" if device.platform == "cpu" else "gpu"],
+        readiness=multimodal.readiness,
+        encoder_batch_size=multimodal.encoder_batch_size,
+        encoder_max_num_tokens=multimodal.encoder_max_num_tokens,
+        encoder_cache_max_bytes=multimodal.encoder_cache_max_bytes,
+        encoder_output_max_bytes=multimodal.encoder_output_max_bytes,
+        text_embedding=params["text"]["embed"] if "text" in params else None,
+    )
+    ladder = build_ladder(budgets, model.processor, model.cfg, buckets=multimodal.encoder_buckets)
+    encoder = EncoderRunner(
+        model.family,
+        model.cfg,
+        None if multimodal.disable_mm_encoder else params["vision"],
+        model.processor,
+        ladder.buckets,
+        budgets.capacity_rows,
+        device=device,
+    )
+    return budgets, encoder
 
 
 def _check_same(part: str, old: dict, new: dict) -> None:

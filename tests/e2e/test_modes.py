@@ -86,6 +86,27 @@ def test_an_engine_that_only_encodes(tiny_llm, path):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerances.OTHER_LAYOUT)
 
 
+def test_encoder_sizes_and_resident_rows_as_asked(tiny_llm, path):
+    """C below the rows of a full batch, reuse switched off: what does not fit at once passes through."""
+    with serving(tiny_llm()) as llm:
+        expected = llm.encode([noise(200, 200, i) for i in range(4)])
+    config = mmjax.MultimodalConfig(
+        encoder_max_num_tokens=512,
+        encoder_output_max_bytes="30KiB",
+        encoder_cache_max_bytes=0,
+        encoder_buckets=[(512, 32), (256, 16)],
+        mm_encoder_only=True,
+    )
+    with build(path, multimodal=config) as llm:
+        stats, encoder = llm.stats(), llm.running.machine.encoder
+        assert stats.budgets["output_bytes"] == encoder.pool.nbytes == 30 * 1024
+        assert {(256, 16), (512, 32)} <= {tuple(bucket.key) for bucket in encoder.buckets}
+        assert len(encoder.buckets) == 3  # and one for the worst item
+        for ours, theirs in zip(llm.encode([noise(200, 200, i) for i in range(4)]), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerances.OTHER_LAYOUT)
+        assert llm.stats().items["padding"]["runs"] > 1
+
+
 def test_an_engine_without_a_tower(tiny_llm, path, monkeypatch):
     talk = user(noise(84, 140, 1), "what?")
     with serving(tiny_llm()) as llm:

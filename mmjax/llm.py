@@ -38,6 +38,12 @@ from mmjax.stats import Stats, collect_stats
 
 _INPUT_OPTIONS = frozenset(InputOptions.__dataclass_fields__)
 
+# Few steps to compile, so that the demo starts quickly; enough for its largest pictures and clips.
+_DEMO = {
+    "engine": EngineConfig(max_batch_size=4, max_num_tokens=256),
+    "multimodal": MultimodalConfig(encoder_max_num_tokens=1536),
+}
+
 
 class LLM:
     """A multimodal language model, ready to answer.
@@ -122,7 +128,7 @@ class LLM:
         """The small model that ships with mmjax: it answers questions about drawn scenes; see `mmjax.demo`."""
         from mmjax.demo import checkpoint_path
 
-        return cls(checkpoint_path(), **options)
+        return cls(checkpoint_path(), **(_DEMO | options))
 
     # ---- answers --------------------------------------------------------------------------------------------------
 

@@ -59,12 +59,12 @@ def _batch(subject, params, ceilings, count: int, side: int, repeat: int, exact:
         return measure(call, repeat)
 
     floor = ceilings.seconds(encoder_work(model.family, model.cfg, plans))
-    padding = f"{1 - load.tokens / bucket.key.total_tokens:.0%} padding"
+    size = f"{load.tokens} patches, {1 - load.tokens / bucket.key.total_tokens:.0%} padding"
     name = f"{count} x {side} x {side}, {{}}"
     timed = {"pixels on the device": encode(resident), "pixels uploaded": encode(inputs)}
     runner.release()
     return [
-        Figure(name.format(kind), times, floor, f"{count / np.median(times):.3g} images/s, {padding}")
+        Figure(name.format(kind), times, floor, f"{count / np.median(times):.3g} images/s, {size}")
         for kind, times in timed.items()
     ]
 

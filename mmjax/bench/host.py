@@ -145,7 +145,8 @@ def _queued(model: Model, rng: np.random.Generator, arrival: int) -> Request:
 
 
 def _budgets(model: Model) -> EncoderBudgets:
-    return resolve_budgets(model.processor, model.cfg, max_batch_size=_BATCH, max_num_tokens=_CHUNK)
+    tokens = max(_CHUNK, *model.processor.max_tokens_per_item().values())
+    return resolve_budgets(model.processor, model.cfg, max_batch_size=_BATCH, max_num_tokens=tokens)
 
 
 def _advance(scheduler: Scheduler, schedule: Schedule) -> None:

@@ -75,7 +75,7 @@ def bench_throughput(subject: Subject, requests: int, new_tokens: int, side: int
     floor = _load_floor(subject, ceilings, requests, prompt, new_tokens, batch, plan)
     rate = requests / np.median(times[1:])
     note = (
-        f"{rate:.3g} requests/s, {rate * new_tokens:.4g} tok/s; a step's host time: median "
+        f"{rate:.3g} requests/s, {rate * new_tokens:.0f} tok/s; a step's host time: median "
         f"{stats.steps['median_ms']:.3g}, 99th percentile {stats.steps['p99_ms']:.3g} ms; "
         f"{stats.compiles['since'] - compiled_before} compiles"
     )

@@ -13,7 +13,12 @@ import time
 from mmjax.bench.report import Figure
 from mmjax.errors import EngineError
 
-_CHILD = "import sys; from mmjax.bench.startup import report_ready; report_ready(*sys.argv[1:])"
+_CHILD = """
+import sys, time
+begin = time.perf_counter()
+from mmjax.bench.startup import report_ready
+report_ready(*sys.argv[1:], imported=time.perf_counter() - begin)
+"""
 
 
 def bench_startup(name: str, dtype: str | None, repeat: int) -> tuple[list[Figure], str]:
@@ -28,21 +33,20 @@ def bench_startup(name: str, dtype: str | None, repeat: int) -> tuple[list[Figur
     return [_figure(f"start to ready, {kind} cache", runs) for kind, runs in (("cold", cold), ("warm", warm))], device
 
 
-def report_ready(name: str, dtype: str) -> None:
-    """The child's side: loads, compiles, and prints what took how long as JSON."""
-    begin = time.perf_counter()
+def report_ready(name: str, dtype: str, imported: float) -> None:
+    """The child's side, after `imported` seconds: loads, compiles, and prints what took how long as JSON."""
     from mmjax.bench.subject import Subject
     from mmjax.llm import LLM
 
-    imported = time.perf_counter()
+    begin = time.perf_counter()
     subject = Subject(name, dtype or None)
     params = subject.params("vision", "text")
     loaded = time.perf_counter()
     with LLM.of(subject.model, params, device=subject.device, progress=False) as llm:
         stats = llm.stats()
     parts = {
-        "import_s": imported - begin,
-        "weights_s": loaded - imported,
+        "import_s": imported,
+        "weights_s": loaded - begin,
         "compile_s": stats.compiles["seconds"],
         "executables": stats.compiles["at_start"],
         "device": subject.device.device_kind,

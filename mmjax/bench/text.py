@@ -45,7 +45,7 @@ def bench_prefill(subject: Subject, sequences: int, length: int, repeat: int) ->
     times = measure(prefill, repeat)
     runner.release()
     work = prefill_work(subject.model.family, subject.cfg, [(0, length)] * sequences)
-    rate = f"{tokens / np.median(times):.4g} tok/s, {work.operations / np.median(times) / 1e12:.3g} TFLOP/s"
+    rate = f"{tokens / np.median(times):.0f} tok/s, {work.operations / np.median(times) / 1e12:.3g} TFLOP/s"
     return [Figure(f"prefill {sequences} x {length}", times, ceilings.seconds(work), rate)]
 
 
@@ -78,7 +78,7 @@ def _decode(
     times, batch = measure(steps, repeat, per_call=STEPS), len(requests)
     middle = context + STEPS // 2
     floor = ceilings.seconds(decode_work(subject.model.family, subject.cfg, batch, middle))
-    return Figure(f"decode {batch}, context {context}", times, floor, f"{batch / np.median(times):.4g} tok/s")
+    return Figure(f"decode {batch}, context {context}", times, floor, f"{batch / np.median(times):.0f} tok/s")
 
 
 def _requests(subject: Subject, count: int, length: int, rng: np.random.Generator, spare: int = 1) -> list[Request]:

@@ -128,16 +128,16 @@ def _answer(llm, content: list[dict], question: str, truth: str | None) -> None:
 def describe(output: RequestOutput) -> str:
     """One line about an answer: tokens and seconds."""
     usage, metrics = output.usage, output.metrics
+    first = "no token" if metrics.first_token is None else f"first token after {metrics.first_token:.2f} s"
     return (
         f"[{usage.prompt_tokens} prompt tokens ({usage.image_tokens + usage.video_tokens} of them media, "
-        f"{usage.cached_tokens} cached), {usage.completion_tokens} answered; first token after "
-        f"{metrics.first_token:.2f} s, all after {metrics.total:.2f} s]"
+        f"{usage.cached_tokens} cached), {usage.completion_tokens} answered; {first}, all after {metrics.total:.2f} s]"
     )
 
 
 _HELP = """/image PATH   add a picture to the next message      /video PATH   add a clip
 /new          forget the conversation                /stats        what the engine did so far
-/explain      the spans of the next message's items  /quit         leave"""
+/explain      where pictures and clips will stand    /quit         leave; Ctrl-C ends an answer"""
 
 
 def _chat(arguments: argparse.Namespace) -> int:
@@ -201,13 +201,15 @@ class ChatLoop:
 
     def _send(self, text: str) -> None:
         turn = {"role": "user", "content": [*self.media, {"type": "text", "text": text}]}
-        answer = ""
         handle = self.llm.submit([*self.messages, turn], self.params)
-        for delta in handle.stream():
-            answer += delta.text
-            self.write(delta.text, end="", flush=True)
-        self.write(f"\n{describe(handle.result())}")
-        self.messages += [turn, {"role": "assistant", "content": [{"type": "text", "text": answer}]}]
+        try:
+            for delta in handle.stream():
+                self.write(delta.text, end="", flush=True)
+        except KeyboardInterrupt:  # ends the answer, not the chat
+            handle.cancel()
+        output = handle.result()
+        self.write(f"\n{describe(output)}")
+        self.messages += [turn, {"role": "assistant", "content": [{"type": "text", "text": output.text}]}]
         self.media = []
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -15,6 +16,8 @@ import jax
 from tqdm import tqdm
 
 from mmjax.errors import DeviceError
+
+logger = logging.getLogger(__name__)
 
 _BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 
@@ -65,13 +68,18 @@ def shapes_on(device: jax.Device, tree: Any) -> Any:
 def use_persistent_cache(directory: Path | None = None) -> None:
     """Keeps executables in `directory` (default: the user's cache folder) unless jax is already told where.
 
-    Anyone who can write there can run code in this process, so it must be the user's own.
+    Anyone who can write there can run code in this process, so it must be the user's own. Where it can't be made,
+    executables are compiled anew at every start.
     """
     if jax.config.jax_compilation_cache_dir:
         return
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     directory = directory or root / "mmjax" / f"jax-{jax.__version__}"
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        logger.warning("executables can't be kept for the next start: %s", error)
+        return
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -144,12 +144,11 @@ class MultimodalConfig:
         parse_bytes(self.encoder_cache_max_bytes, "MultimodalConfig.encoder_cache_max_bytes")
         if self.encoder_output_max_bytes is not None:
             parse_bytes(self.encoder_output_max_bytes, "MultimodalConfig.encoder_output_max_bytes")
-        if self.encoder_buckets is not None and not all(
-            0 < n <= tokens for tokens, n in self.encoder_buckets or [(0, 0)]
-        ):
+        buckets = self.encoder_buckets
+        if buckets is not None and not (buckets and all(0 < contexts <= tokens for tokens, contexts in buckets)):
             raise ConfigError(
                 "MultimodalConfig.encoder_buckets must be pairs of tokens and 1 to that many contexts, "
-                f"got {list(self.encoder_buckets)}"
+                f"got {list(buckets)}"
             )
         for name, limit in (self.limit_mm_per_prompt or {}).items():
             if name not in list(Modality) or limit < 0:

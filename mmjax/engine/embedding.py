@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mmjax.encoder.buckets import EncoderLoad
 from mmjax.encoder.scheduler import MultimodalItemScheduler
 from mmjax.encoder.state import EncoderItem
 from mmjax.engine.request import Request
@@ -18,8 +17,7 @@ def encoder_item(item: PromptItem) -> EncoderItem:
     """The item as the second plane sees it; rows that the caller supplied cost no encoder work."""
     if item.embedding is None:
         return EncoderItem.from_plan(item.plan, item.row_positions, item.cache_key)
-    load = EncoderLoad(items=1, rows=item.plan.rows)
-    return EncoderItem(item.cache_key, load, int(item.row_positions[0]), int(item.row_positions[-1]))
+    return EncoderItem.supplied(item.row_positions, item.cache_key)
 
 
 class RowReader:

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import pytest
 from PIL import Image
 
 from mmjax.cli import ChatLoop, main
+from mmjax.demo import checkpoint_path
 from mmjax.sampling_params import SamplingParams
 
 
@@ -61,6 +65,41 @@ def test_a_broken_picture_does_not_end_the_chat(terminal, tmp_path, line):
     assert "error: " in written
     assert "not a picture" in written
     assert len(loop.messages) == 2
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_chat(llm):
+    written = []
+
+    def write(text: object, end: str = "\n", flush: bool = False) -> None:
+        written.append(str(text))
+        if end == "" and len(written) == 2:
+            raise KeyboardInterrupt
+
+    typed = iter(["Hello", "/new", "/quit"])
+    ChatLoop(llm, SamplingParams(max_tokens=400, ignore_eos=True), read=lambda _: next(typed), write=write).run()
+    assert written[-1] == "a new conversation"
+    assert 0 < int(re.search(r"(\d+) answered", written[-2])[1]) < 400
+
+
+def test_a_chat_through_a_pipe(picture, monkeypatch, capsys):
+    typed = f"/image {picture}\n/explain\nWhat is in the picture?\n/stats\n/new\n/wrong\n/quit\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert main(["chat", "demo"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("/image PATH") == 2  # at the start and for what it does not know
+    assert "prompt tokens = " in out
+    assert "1 encoded" in out
+    assert "0 since" in out
+
+
+def test_a_converted_checkpoint_agrees_with_transformers(tmp_path, capsys):
+    pytest.importorskip("torch", reason="the judge is a test extra")
+    assert main(["convert", str(checkpoint_path()), str(tmp_path / "orbax")]) == 0
+    assert f"mmjax.LLM({str(tmp_path / 'orbax')!r})" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path / "orbax")]) == 0
+    report = capsys.readouterr().out
+    assert "greedy tokens                 0          0  ok" in report
+    assert report.rstrip().endswith("every stage agrees")
 
 
 def test_the_spans_of_the_next_message(terminal, picture):

@@ -115,8 +115,10 @@ def draw_episode(world: World, seed: int) -> Episode:
     narrow = bool(rng.random() < 0.2)
     asks = tuple(_draw_asks(world, rng, rows_alone=0.3 if narrow else 0.05))
     limits, faults = _draw_limits(world, rng, page, asks), _draw_faults(rng)
-    if narrow:  # requests get into each other's way: one item a step, and a row pool that holds little more than one
-        limits = replace(limits, items=1, rows=limits.rows or _needed_rows(world, asks, limits.readiness), retain=True)
+    if narrow:  # requests get into each other's way: one item a step, and room for little more than one request
+        rows = limits.rows or _needed_rows(world, asks, limits.readiness)
+        blocks = limits.blocks or _needed_tokens(world, asks) // page + 1
+        limits = replace(limits, items=1, rows=rows, blocks=blocks, retain=True)
     return Episode(page, asks, limits, faults, forget=bool(rng.random() < 0.2), seed=seed)
 
 
@@ -150,12 +152,11 @@ def _draw_asks(world: World, rng: np.random.Generator, rows_alone: float) -> Ite
 def _draw_limits(world: World, rng: np.random.Generator, page: int, asks: tuple[Ask, ...]) -> Limits:
     budgets = world.machines[page].budgets
     prompts = [world.prompts[ask.prompt] for ask in asks]
-    longest = max(len(p.token_ids) + a.max_tokens for p, a in zip(prompts, asks, strict=True))
     items = [item for prompt in prompts for item in prompt.items]
     most_tokens = max((item.plan.encoder_tokens for item in items), default=1)
     readiness = "request" if rng.random() < 0.25 else "chunk"
     needed = _needed_rows(world, asks, readiness if rng.random() < 0.8 else "chunk")
-    blocks = -(-longest // page)
+    blocks = -(-_needed_tokens(world, asks) // page)
     chunked = bool(rng.random() < 0.93)
     return Limits(
         chunk=int(2 ** rng.uniform(0, np.log2(CHUNK))) if chunked else int(rng.integers(CHUNK // 2, CHUNK + 1)),
@@ -174,6 +175,11 @@ def _draw_limits(world: World, rng: np.random.Generator, page: int, asks: tuple[
         cap=None if rng.random() < 0.6 else int(rng.integers(1, most_tokens + 1)),
         ahead=int(rng.choice([0, 1, 8])),
     )
+
+
+def _needed_tokens(world: World, asks: tuple[Ask, ...]) -> int:
+    """The longest of all prompts with their answers."""
+    return max(len(world.prompts[ask.prompt].token_ids) + ask.max_tokens for ask in asks)
 
 
 def _needed_rows(world: World, asks: tuple[Ask, ...], readiness: str) -> int:

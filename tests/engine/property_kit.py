@@ -58,7 +58,6 @@ class Injector:
         self.encoded: list[tuple] = []
         self.batches: list[tuple[int, int]] = []
         self._alone = 0  # items still to be tried alone
-        self._packed: list[tuple[str, PromptItem]] = []
 
     def own(self, patches: np.ndarray | None, request_id: str, item: PromptItem) -> None:
         if patches is not None:
@@ -79,8 +78,8 @@ class Injector:
         self.machine.text.state = self.machine.encoder.pool = None
         raise DeviceError("injected")
 
-    def pack(self, items: list[ProcessedItem]) -> None:
-        """Fails for bad items, and for batches that are due. After a failure the engine tries each item alone."""
+    def pack(self, items: list[ProcessedItem]) -> list[tuple[str, PromptItem]]:
+        """The items' owners. Fails for bad items, and for batches that are due; the engine then tries items alone."""
         owners = [self.owners[id(item.patches)][1:] for item in items]
         requests = {request_id for request_id, _ in owners}
         wrong = requests & self.bad
@@ -92,12 +91,11 @@ class Injector:
         if wrong:
             self.blamed |= wrong
             raise RuntimeError("injected")
-        self._packed = owners
+        return owners
 
-    def encode(self, work: Callable[[], None]) -> None:
-        """Encodes what was packed last."""
-        self.encoded += [item.cache_key or (request_id, item.index) for request_id, item in self._packed]
-        self.batches.append((len(self._packed), sum(item.plan.encoder_tokens for _, item in self._packed)))
+    def encode(self, owners: list[tuple[str, PromptItem]], work: Callable[[], None]) -> None:
+        self.encoded += [item.cache_key or (request_id, item.index) for request_id, item in owners]
+        self.batches.append((len(owners), sum(item.plan.encoder_tokens for _, item in owners)))
         self.on_device(work)
 
 
@@ -140,11 +138,11 @@ class _Encoder:
         self._runner.allocate()
 
     def pack(self, items: list, bucket: Any) -> Any:
-        self._injector.pack(items)
-        return self._runner.pack(items, bucket)
+        return self._injector.pack(items), self._runner.pack(items, bucket)
 
-    def encode(self, *arguments: Any) -> None:
-        self._injector.encode(lambda: self._runner.encode(*arguments))
+    def encode(self, packed: Any, slots: list, bucket: Any) -> None:
+        owners, inputs = packed
+        self._injector.encode(owners, lambda: self._runner.encode(inputs, slots, bucket))
 
     def write(self, *arguments: Any) -> None:
         self._injector.on_device(lambda: self._runner.write(*arguments))

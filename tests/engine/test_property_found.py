@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from encoder_kit import PROMPT, make_items, make_scheduler, selected
 from property_episodes import Ask, Episode, Faults, Limits
 from property_judge import run_episode
 from property_world import World
@@ -59,3 +60,15 @@ def test_looking_ahead_leaves_budget_to_those_that_hold_rows(world):
     third = prompt(world, 4, TWENTY, NINE)
     asks = Ask(first), Ask(second), Ask(third, embed_only=True)
     run_episode(world, Episode(PAGE, asks, Limits(policy="eager", readiness="request", items=1, rows=30)))
+
+
+def test_what_look_ahead_gives_up_leaves_its_budget():
+    """One item a step: a claim that cancels look-ahead for want of rows is encoded in its place."""
+    scheduler = make_scheduler("eager", items=1, rows=10)
+    scheduler.admit("ahead", make_items(8, rows=4, keys=["x"]))
+    scheduler.admit("claims", make_items(8, rows=8, keys=["y"]))
+    scheduler.begin()
+    scheduler.look_ahead(["ahead"])
+    assert scheduler.claim("claims", 0, PROMPT).end == PROMPT
+    plan = scheduler.close()
+    assert (selected(plan), plan.look_ahead) == ({"claims": [0]}, ())

@@ -65,8 +65,8 @@ def shapes_on(device: jax.Device, tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
-def use_persistent_cache(directory: Path | None = None) -> None:
-    """Keeps executables in `directory` (default: the user's cache folder) unless jax is already told where.
+def use_persistent_cache() -> None:
+    """Keeps executables in the user's cache folder, unless jax is already told where.
 
     Anyone who can write there can run code in this process, so it must be the user's own. Where it can't be made,
     executables are compiled anew at every start.
@@ -74,7 +74,7 @@ def use_persistent_cache(directory: Path | None = None) -> None:
     if jax.config.jax_compilation_cache_dir:
         return
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    directory = directory or root / "mmjax" / f"jax-{jax.__version__}"
+    directory = root / "mmjax" / f"jax-{jax.__version__}"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -198,13 +198,13 @@ def resolve_engine(config: EngineConfig, platform: str, max_position_embeddings:
     )
 
 
-def ladder(top: int, floor: int, step: int = 2) -> tuple[int, ...]:
-    """Bucket sizes up to `top`: floor, floor * step, floor * step**2, ... and `top` itself."""
+def ladder(top: int, floor: int) -> tuple[int, ...]:
+    """Bucket sizes up to `top`: floor, 2 * floor, 4 * floor, ... and `top` itself."""
     sizes = []
     size = floor
     while size < top:
         sizes.append(size)
-        size *= step
+        size *= 2
     return (*sizes, top)
 
 

@@ -150,7 +150,7 @@ def test_statistics(llm):
     assert stats.pages["in_use"] == 0
     assert stats.pages["cached"] + stats.pages["free"] == stats.pages["num_blocks"] == 160
     assert stats.queues == {"running": 0, "waiting": 0, "embedding": 0, "preemptions": 0}
-    assert stats.steps["count"] > 12
+    assert stats.steps["count"] >= 12  # one prefill and 11 tokens; more where the second request came a step later
     assert 0 < stats.tokens["median_ms"] <= stats.tokens["p99_ms"]
     assert "between tokens" in str(stats)
     assert stats.budgets["max_num_tokens"] == 512

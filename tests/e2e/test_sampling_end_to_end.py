@@ -109,7 +109,9 @@ def test_how_many_logprobs(llm):
     assert outs[0].logprobs is None
     assert [len(step.top) for step in outs[1].logprobs] == [0] * 12
     assert [len(step.top) for step in outs[2].logprobs] == [20] * 12
-    assert [step.logprob for step in outs[1].logprobs] == [step.logprob for step in outs[2].logprobs]
+    # The two may have decoded in batches of different sizes.
+    chosen = [[step.logprob for step in out.logprobs] for out in outs[1:]]
+    assert chosen[0] == pytest.approx(chosen[1], abs=tolerances.OTHER_LAYOUT)
     assert all(next(iter(step.top)) == step.token_id for step in outs[2].logprobs)  # greedy takes the first
 
 

@@ -38,11 +38,11 @@ def encodes(llm, monkeypatch):
     """Digests of every item that the tower runs on, in order."""
     engine, seen = llm.running.engine, []
 
-    def encode_batch(batch, original=engine._encode_batch):
+    def pack(batch, original=engine._pack):
         seen.extend(engine._item(entry).digest for entry in batch.items)
         return original(batch)
 
-    monkeypatch.setattr(engine, "_encode_batch", encode_batch)
+    monkeypatch.setattr(engine, "_pack", pack)
     return seen
 
 

@@ -227,3 +227,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     report = verify(arguments.checkpoint, against=arguments.against)
     print(render(report))
     return 0 if report.passed else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -85,8 +85,8 @@ def _with_continuation(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _text(family, cfg, params, rows, ids, row_index, positions):
-    hidden, deepstack = embed_tokens(family, cfg, params, rows, ids, row_index)
-    arguments = (params, cfg, hidden, positions, ((),) * cfg.num_layers, None, reference_attention(), deepstack)
+    hidden, deepstack, tokens = embed_tokens(family, cfg, params, rows, ids, row_index)
+    arguments = (params, cfg, hidden, positions, ((),) * cfg.num_layers, None, reference_attention(), deepstack, tokens)
     layers, _ = family.layer_outputs(*arguments)
     final, _ = family.forward(*arguments)
     return layers, family.logits(params, cfg, final)

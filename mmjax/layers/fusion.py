@@ -7,7 +7,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+
+@struct.dataclass
+class StepTokens:
+    """What a step knows about the tokens behind its hidden states, for decoders that ask what a position holds.
+
+    Attributes:
+      ids: the token's id, 0 where an embedding row is used.
+      is_row: whether the position holds an embedding row.
+    """
+
+    ids: Int[Array, "T"]
+    is_row: Bool[Array, "T"]
 
 
 def gather_embeds(

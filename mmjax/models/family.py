@@ -110,7 +110,9 @@ class Family:
     vision_inputs: Callable[[ModelConfig, EncoderBucket], Any]  # ShapeDtypeStructs of what `Processor.pack` returns
     encode: Callable[..., Any]  # (vision_params, cfg, inputs, pixel_table, ops) -> rows [R, row_width]
     embed: Callable[..., Any]  # (text_params, cfg, ids [T]) -> [T, E]
-    forward: Callable[..., Any]  # (text_params, cfg, hidden, positions, kv, meta, attend, deepstack) -> hidden, kv
+    # (text_params, cfg, hidden, positions, kv, meta, attend, deepstack=None, tokens=None) -> hidden, kv
+    # `tokens` is a `layers.fusion.StepTokens`: the ids behind the hidden states, and which positions hold rows.
+    forward: Callable[..., Any]
     layer_outputs: Callable[..., Any]  # arguments of forward -> [input and output of every layer, before the norm], kv
     logits: Callable[..., Any]  # (text_params, cfg, hidden [B, E]) -> float32 [B, V]
     processor: Callable[[ModelConfig, Path], Processor]

@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels_pallas.dispatch import PagedDecode, PagedPrefill
-from mmjax.layers.fusion import gather_embeds
+from mmjax.layers.fusion import StepTokens, gather_embeds
 from mmjax.layers.sampling import (
     Sampled,
     SamplerState,
@@ -90,10 +90,11 @@ def embed_tokens(
     pool: Float[Array, "pool_rows W"],
     token_ids: Int[Array, "T"],
     row_index: Int[Array, "T"],
-) -> tuple[Float[Array, "T E"], Float[Array, "levels T E"] | None]:
-    """Input of the decoder: the row that `row_index` names, else the token's embedding; and the deepstack levels."""
+) -> tuple[Float[Array, "T E"], Float[Array, "levels T E"] | None, StepTokens]:
+    """Input of the decoder: the row that `row_index` names, or the token's embedding; deepstack levels; the tokens."""
     embed = partial(family.embed, params, cfg)
-    return gather_embeds(params["embed"], token_ids, pool, row_index, embed=embed)
+    hidden, deepstack = gather_embeds(params["embed"], token_ids, pool, row_index, embed=embed)
+    return hidden, deepstack, StepTokens(token_ids, row_index < pool.shape[0])
 
 
 def remember_tokens(
@@ -130,8 +131,10 @@ def prefill_step(
     inputs: PrefillInputs,
 ) -> tuple[EngineState, Sampled]:
     """Runs prompt chunks, with embedding rows where `row_index` says so, and samples after the last tokens."""
-    hidden, deepstack = embed_tokens(family, cfg, params, pool, inputs.token_ids, inputs.row_index)
-    hidden, kv = family.forward(params, cfg, hidden, inputs.positions, state.kv, inputs.pages, attend, deepstack)
+    hidden, deepstack, tokens = embed_tokens(family, cfg, params, pool, inputs.token_ids, inputs.row_index)
+    hidden, kv = family.forward(
+        params, cfg, hidden, inputs.positions, state.kv, inputs.pages, attend, deepstack, tokens
+    )
     logits = family.logits(params, cfg, hidden[inputs.last])
     return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned)
 
@@ -150,7 +153,8 @@ def decode_step(
     token_ids = state.last_token.at[inputs.slots].get(mode="fill", fill_value=0)
     positions = jnp.broadcast_to(inputs.positions, (cfg.position_axes, *inputs.positions.shape))
     hidden = family.embed(params, cfg, token_ids)
-    hidden, kv = family.forward(params, cfg, hidden, positions, state.kv, inputs.pages, attend, None)
+    tokens = StepTokens(token_ids, jnp.zeros(token_ids.shape, bool))
+    hidden, kv = family.forward(params, cfg, hidden, positions, state.kv, inputs.pages, attend, None, tokens)
     logits = family.logits(params, cfg, hidden)
     return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned, greedy)
 

@@ -101,7 +101,7 @@ def _encode(family: Family, cfg: ModelConfig, params: dict, table, inputs):
 
 
 def _logits(family: Family, cfg: ModelConfig, params: dict, pool, ids, row_index, positions, at):
-    hidden, deepstack = embed_tokens(family, cfg, params, pool, ids, row_index)
+    hidden, deepstack, tokens = embed_tokens(family, cfg, params, pool, ids, row_index)
     kv = tuple(() for _ in range(cfg.num_layers))
-    hidden, _ = family.forward(params, cfg, hidden, positions, kv, None, reference_attention(), deepstack)
+    hidden, _ = family.forward(params, cfg, hidden, positions, kv, None, reference_attention(), deepstack, tokens)
     return family.logits(params, cfg, hidden[at])

@@ -16,8 +16,8 @@ from packaging.version import Version
 
 from conversion.loader import load_params
 from kernels_pallas.dispatch import VisionOps, reference_attention, reference_vision_ops
-from mmjax.layers.fusion import gather_embeds
 from mmjax.models.registry import family_for
+from mmjax.models.steps import embed_tokens
 from mmjax.models.vision_inputs import VisionInputs
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -96,12 +96,11 @@ class Ours:
 
         @jax.jit
         def run(text, ids, pool, row_index, positions):
-            hidden, deepstack = gather_embeds(text["embed"], ids, pool, row_index)
+            hidden, deepstack, tokens = embed_tokens(self.family, self.cfg, text, pool, ids, row_index)
             kv = ((),) * self.cfg.num_layers
-            around, _ = layer_outputs(text, self.cfg, hidden, positions, kv, None, reference_attention(), deepstack)
-            final, _ = self.family.forward(
-                text, self.cfg, hidden, positions, kv, None, reference_attention(), deepstack
-            )
+            step = (hidden, positions, kv, None, reference_attention(), deepstack, tokens)
+            around, _ = layer_outputs(text, self.cfg, *step)
+            final, _ = self.family.forward(text, self.cfg, *step)
             return around, self.family.logits(text, self.cfg, final)
 
         pool = jnp.asarray(pool, self.cfg.dtype)

@@ -114,7 +114,9 @@ def test_the_prefill_step_sees_the_decoder_input_of_transformers(tiny_llm, judge
             tokens = sum(map(len, chunks))
             inputs = runner._prefill_inputs(chunks, tokens, row_slots)
             pool = runner._pool()
-            hidden, _ = embed_tokens(runner.family, runner.cfg, runner.params, pool, inputs.token_ids, inputs.row_index)
+            hidden, _, _ = embed_tokens(
+                runner.family, runner.cfg, runner.params, pool, inputs.token_ids, inputs.row_index
+            )
             seen.append(np.asarray(hidden))
             return original(chunks, row_slots)
 

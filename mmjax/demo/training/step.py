@@ -14,6 +14,7 @@ from kernels_pallas.window_xla import gather_windows
 from mmjax.demo.scenes import COLOURS, SHAPES
 from mmjax.demo.training.batches import UNSURE
 from mmjax.demo.training.dense import OPS, Conversation, attend
+from mmjax.layers.fusion import StepTokens
 from mmjax.models.family import Family, ModelConfig
 from mmjax.models.vision_inputs import VisionInputs
 
@@ -71,7 +72,8 @@ def _slot(family: Family, cfg: ModelConfig, params: dict, table: Array, slot: di
     placed = gather_windows(rows[:, None], slot["row_index"][:, None])[:, 0, 0]
     hidden = jnp.where(is_row[:, None], placed, text)
     meta = Conversation(slot["example"], slot["branch"])
-    hidden, _ = family.forward(params["text"], cfg, hidden, slot["rotary"], ((),) * cfg.num_layers, meta, attend, None)
+    kv, tokens = ((),) * cfg.num_layers, StepTokens(slot["token_ids"], is_row)
+    hidden, _ = family.forward(params["text"], cfg, hidden, slot["rotary"], kv, meta, attend, None, tokens)
     return family.logits(params["text"], cfg, hidden), rows
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from mmjax.layers.fusion import StepTokens
 from mmjax.layers.linear import gated_mlp, linear
 from mmjax.layers.norm import rms_norm
 from mmjax.layers.rope import apply_rotary, rotary_tables
@@ -58,6 +59,7 @@ def layer_outputs(
     meta: Any,
     attend: Any,
     deepstack: Float[Array, "levels T E"] | None = None,
+    tokens: StepTokens | None = None,
 ) -> tuple[list[Float[Array, "T E"]], tuple]:
     """The input and the output of every layer (L + 1 arrays, before the final norm), and the layers' new KV.
 
@@ -67,6 +69,7 @@ def layer_outputs(
       meta: what `attend` knows about this step.
       attend: static; (q, k, v, kv of the layer, meta, scale) -> (out [T, N, D], kv of the layer).
       deepstack: rows added to the hidden states after `cfg.text.deepstack_layers`, zero at text tokens.
+      tokens: what each position holds; this decoder treats all alike.
     """
     t = cfg.text
     # The model rounds its rotary tables to its own dtype before use.
@@ -92,9 +95,10 @@ def forward(
     meta: Any,
     attend: Any,
     deepstack: Float[Array, "levels T E"] | None = None,
+    tokens: StepTokens | None = None,
 ) -> tuple[Float[Array, "T E"], tuple]:
     """The whole decoder with its final norm; arguments as in `layer_outputs`."""
-    outputs, kv = layer_outputs(params, cfg, hidden, positions, kv, meta, attend, deepstack)
+    outputs, kv = layer_outputs(params, cfg, hidden, positions, kv, meta, attend, deepstack, tokens)
     return rms_norm(outputs[-1], params["norm"], cfg.text.rms_norm_eps), kv
 
 

@@ -17,7 +17,7 @@ from mmjax.bench.floors import Ceilings, Work, decode_work, encoder_work, prefil
 from mmjax.bench.report import Figure, render
 from mmjax.bench.subject import Subject
 from mmjax.cli import main
-from mmjax.models.qwen_shared.packing import window_table
+from mmjax.models.images.packing import window_table
 
 # Qwen2.5-VL-7B: values of one decoder layer's matrices (28 layers), of the head, bytes of one token's KV in bfloat16.
 LAYER = 3584 * (3584 + 2 * 512) + 3584 * 3584 + 3 * 3584 * 18944

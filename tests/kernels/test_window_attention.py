@@ -87,7 +87,7 @@ def test_any_table(counts, seed):
 @pytest.mark.parametrize(("height", "width"), [(4, 4), (6, 10), (2, 2), (16, 18)])
 def test_tables_list_patches_first_and_holes_last(height, width):
     """What cuDNN's masks by length rely on."""
-    from mmjax.models.qwen_shared.packing import window_table as qwen_table
+    from mmjax.models.images.packing import window_table as qwen_table
 
     hole = qwen_table(height, width, 2, 4) < 0
     assert (np.diff(hole.astype(int), axis=1) >= 0).all()

@@ -13,7 +13,7 @@ from transformers import vision_utils
 
 from mmjax.errors import EngineError
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey, Modality, VideoMetadata
-from mmjax.models.qwen_shared.packing import window_table
+from mmjax.models.images.packing import window_table
 from mmjax.models.qwen_shared.sizes import count_windows, fewest_blocks, most_blocks, smart_resize
 
 

@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as tv
 from mmjax.errors import CheckpointError, RequestError
 from mmjax.inputs.items import Modality, VideoMetadata
 from mmjax.media import ImageSource, MediaOptions
-from mmjax.models.qwen_shared.resize import resize
+from mmjax.models.images.resize import resize
 from mmjax.models.qwen_shared.sizes import smart_resize
 
 SMALL = {"shortest_edge": 4 * 784, "longest_edge": 36 * 784}

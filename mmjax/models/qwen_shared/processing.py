@@ -14,13 +14,14 @@ from jaxtyping import Float32, Int32, UInt8
 
 from mmjax.errors import CheckpointError, RequestError
 from mmjax.inputs.items import EncoderBucket, ItemPlan, Modality, ProcessedItem, VideoMetadata
+from mmjax.models.images.normalisation import CHANNELS, byte_table
+from mmjax.models.images.packing import pack_items
+from mmjax.models.images.resize import Filter, resize
 from mmjax.models.qwen_shared.config import QwenConfig
 from mmjax.models.qwen_shared.frames import DEFAULT_FPS, sample_frames
 from mmjax.models.qwen_shared.options import resolve_image, resolve_video
-from mmjax.models.qwen_shared.packing import pack_items
 from mmjax.models.qwen_shared.positions import mrope_positions
-from mmjax.models.qwen_shared.resize import Filter, resize
-from mmjax.models.qwen_shared.settings import Geometry, Normalisation, PixelSettings, VideoSettings, read_settings
+from mmjax.models.qwen_shared.settings import Geometry, PixelSettings, VideoSettings, read_settings
 from mmjax.models.qwen_shared.sizes import (
     count_windows,
     fewest_blocks,
@@ -30,7 +31,6 @@ from mmjax.models.qwen_shared.sizes import (
 )
 from mmjax.models.vision_inputs import VisionInputs
 
-_CHANNELS = 3
 _STRONG_SHRINK = 2  # times a side; more is worth a warning
 
 
@@ -58,9 +58,9 @@ class QwenProcessor:
     def from_checkpoint(cls, cfg: QwenConfig, path: Path | str) -> QwenProcessor:
         """Processor of the checkpoint in the directory `path`. Raises CheckpointError for unusable settings."""
         vision = cfg.vision
-        if vision.in_channels != _CHANNELS:
+        if vision.in_channels != CHANNELS:
             raise CheckpointError(
-                f"config.json: vision_config.in_channels is {vision.in_channels}, expected {_CHANNELS}"
+                f"config.json: vision_config.in_channels is {vision.in_channels}, expected {CHANNELS}"
             )
         geometry = Geometry(vision.patch_size, vision.merge, vision.temporal_patch_size)
         image, video = read_settings(Path(path), geometry)
@@ -190,7 +190,7 @@ class QwenProcessor:
         return pack_items(
             items,
             bucket,
-            patch_values=_CHANNELS * temporal * patch * patch,
+            patch_values=CHANNELS * temporal * patch * patch,
             merge=self.geometry.merge,
             window_side=self.window_side,
         )
@@ -243,34 +243,20 @@ class QwenProcessor:
         patch, merge, temporal = self.geometry.patch, self.geometry.merge, self.geometry.temporal
         steps, height, width = plan.grid
         blocks = (height // merge, width // merge)
-        out = np.empty((steps, *blocks, merge, merge, _CHANNELS, temporal, patch, patch), np.uint8)
+        out = np.empty((steps, *blocks, merge, merge, CHANNELS, temporal, patch, patch), np.uint8)
         for index in range(steps * temporal):
             if index < len(frames):
                 planes = resize(frames[index], height * patch, width * patch, kind)
-                planes = planes.reshape(_CHANNELS, blocks[0], merge, patch, blocks[1], merge, patch)
+                planes = planes.reshape(CHANNELS, blocks[0], merge, patch, blocks[1], merge, patch)
                 planes = planes.transpose(1, 4, 2, 5, 0, 3, 6)
             out[index // temporal, ..., index % temporal, :, :] = planes
         return out.reshape(steps * height * width, -1)
 
 
-def byte_table(normalisation: Normalisation) -> Float32[np.ndarray, "3 256"]:
-    """Normalised value of every byte in every channel, in the arithmetic of transformers' torchvision processors.
-
-    Rescaling is fused into mean and standard deviation, in float32: (x - mean / factor) / (std / factor).
-    """
-    values = np.broadcast_to(np.arange(256, dtype=np.float32), (_CHANNELS, 256))
-    if normalisation.do_normalize:
-        scale = np.float32(1.0 / normalisation.rescale_factor if normalisation.do_rescale else 1.0)
-        mean = np.array(normalisation.mean, np.float32)[:, None] * scale
-        std = np.array(normalisation.std, np.float32)[:, None] * scale
-        return (values - mean) / std
-    return values * np.float32(normalisation.rescale_factor if normalisation.do_rescale else 1.0)
-
-
 def _check_pixels(what: str, pixels: np.ndarray, axes: tuple[str, ...]) -> None:
-    if pixels.dtype != np.uint8 or pixels.ndim != len(axes) + 1 or pixels.shape[-1] != _CHANNELS:
+    if pixels.dtype != np.uint8 or pixels.ndim != len(axes) + 1 or pixels.shape[-1] != CHANNELS:
         raise RequestError(
-            f"{what} must be uint8 [{', '.join(axes)}, {_CHANNELS}], got {pixels.dtype} {list(pixels.shape)}"
+            f"{what} must be uint8 [{', '.join(axes)}, {CHANNELS}], got {pixels.dtype} {list(pixels.shape)}"
         )
 
 

@@ -51,6 +51,13 @@ class ConfigSection:
             raise self.error(key, f"must be a list of integers, got {value!r}")
         return tuple(value)
 
+    def choices(self, key: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+        """A list of the allowed words; empty where the key is absent."""
+        value = self._read(key, ())
+        if not isinstance(value, list | tuple) or not all(v in allowed for v in value):
+            raise self.error(key, f"must be a list of {', '.join(allowed)}; got {value!r}")
+        return tuple(value)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._read(key, default)
         if not isinstance(value, bool):

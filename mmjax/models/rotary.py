@@ -22,9 +22,18 @@ def inverse_frequencies(dim: int, theta: float) -> Float32[np.ndarray, "half_D"]
     return np.float32(1.0) / np.power(np.float64(theta), exponent.astype(np.float64)).astype(np.float32)
 
 
-def text_pairs(head_dim: int, theta: float, sections: tuple[int, ...]) -> RotaryPairs:
-    """A text decoder's; `sections` says how many pairs follow each axis, one block after the other."""
-    return RotaryPairs(np.repeat(np.arange(len(sections)), sections), inverse_frequencies(head_dim, theta))
+def text_pairs(head_dim: int, theta: float, sections: tuple[int, ...], *, interleaved: bool = False) -> RotaryPairs:
+    """A text decoder's; `sections` says how many pairs follow each axis, none that there is one axis.
+
+    Pairs come in one block an axis, or `interleaved`: axes take turns for as long as they have pairs left, and those
+    of the first axis fill what remains (Qwen3-VL).
+    """
+    axis = np.repeat(np.arange(len(sections)), sections) if sections else np.zeros(head_dim // 2, np.int64)
+    if interleaved:
+        axis = np.zeros(head_dim // 2, np.int64)
+        for other in range(1, len(sections)):
+            axis[other : len(sections) * sections[other] : len(sections)] = other
+    return RotaryPairs(axis, inverse_frequencies(head_dim, theta))
 
 
 def axial_pairs(head_dim: int, theta: float) -> RotaryPairs:

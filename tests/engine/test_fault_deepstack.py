@@ -16,7 +16,7 @@ from tolerances import ROUNDING
 from kernels_pallas.dispatch import reference_attention
 from mmjax.engine.batch import Chunk, fill_rows
 from mmjax.layers.fusion import gather_embeds
-from mmjax.models.qwen_shared import text
+from mmjax.models.decoder import text
 
 LEVELS, POOL_ROWS, TOKENS = 3, 40, 24  # the bucket holds the longest prompt of these tests
 

@@ -16,7 +16,7 @@ from qwen_kit import ours as ours_of
 
 from kernels_pallas.dispatch import reference_attention, vision_ops
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
-from mmjax.models.qwen_shared import text
+from mmjax.models.decoder import text
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")
 

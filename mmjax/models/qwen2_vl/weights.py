@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+from mmjax.models.decoder.weights import text_weights
 from mmjax.models.family import Weight
 from mmjax.models.qwen2_vl.config import Qwen2VLConfig
-from mmjax.models.qwen_shared.weights import text_weights, tower_attention, tower_ends
+from mmjax.models.qwen_shared.weights import tower_attention, tower_ends
 
 
 def weights(cfg: Qwen2VLConfig) -> tuple[Weight, ...]:
     """Every leaf of the parameter tree and the checkpoint tensors it is made of."""
-    return (*_tower(cfg), *text_weights(cfg))
+    return (*_tower(cfg), *text_weights(cfg.text))
 
 
 def _tower(cfg: Qwen2VLConfig) -> tuple[Weight, ...]:

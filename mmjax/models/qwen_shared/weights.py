@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from mmjax.models.family import Weight
-from mmjax.models.qwen_shared.config import QwenConfig, QwenVisionConfig
+from mmjax.models.qwen_shared.config import QwenVisionConfig
 
 # transformers 5 names the same tensors as its modules nest; published checkpoints are older.
 _NESTED = (("model.visual.", "visual."), ("model.language_model.", "model."))
@@ -16,46 +16,6 @@ def canonical_name(name: str) -> str:
         if name.startswith(nested):
             return published + name.removeprefix(nested)
     return name
-
-
-def text_weights(cfg: QwenConfig) -> tuple[Weight, ...]:
-    """Every leaf of `text`: q, k and v joined, gate and up joined, vectors stacked over layers."""
-    t = cfg.text
-    width, mlp, padded = t.hidden_size, t.intermediate_size, t.mlp_width
-    q, kv = t.num_heads * t.head_dim, t.num_kv_heads * t.head_dim
-    table = [
-        Weight("text.embed", ("model.embed_tokens.weight",), ((t.vocab_size, width),)),
-        Weight("text.norm", ("model.norm.weight",), ((width,),)),
-    ]
-    if not t.tie_word_embeddings:
-        table.append(Weight("text.lm_head", ("lm_head.weight",), ((t.vocab_size, width),)))
-    for i in range(t.num_layers):
-        ours, theirs = f"text.layers.{i}", f"model.layers.{i}"
-        attention, mlp_name = f"{theirs}.self_attn", f"{theirs}.mlp"
-        table += [
-            Weight(
-                f"{ours}.qkv",
-                tuple(f"{attention}.{x}_proj.weight" for x in "qkv"),
-                ((q, width), (kv, width), (kv, width)),
-            ),
-            Weight(f"{ours}.o", (f"{attention}.o_proj.weight",), ((width, q),)),
-            Weight(
-                f"{ours}.gate_up",
-                (f"{mlp_name}.gate_proj.weight", f"{mlp_name}.up_proj.weight"),
-                ((mlp, width), (mlp, width)),
-                pad_to=((0, padded),),
-            ),
-            Weight(f"{ours}.down", (f"{mlp_name}.down_proj.weight",), ((width, mlp),), pad_to=((1, padded),)),
-        ]
-    layers = "model.layers.{i}"
-    biases = tuple(f"{layers}.self_attn.{x}_proj.bias" for x in "qkv")
-    norms = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
-    table.append(Weight("text.vectors.qkv_bias", biases, ((q,), (kv,), (kv,)), stack=t.num_layers))
-    table += [
-        Weight(f"text.vectors.{ours}", (f"{layers}.{theirs}.weight",), ((width,),), stack=t.num_layers)
-        for ours, theirs in norms.items()
-    ]
-    return tuple(table)
 
 
 def tower_ends(vision: QwenVisionConfig, norm_bias: bool) -> tuple[Weight, ...]:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text decoder that families share: LLaMA's layout with the options that separate its descendants."""

@@ -21,7 +21,7 @@ from conversion.layout import leaves
 from kernels_pallas.dispatch import reference_attention
 from mmjax.errors import CheckpointError
 from mmjax.models.decoder import text
-from mmjax.models.decoder.config import DecoderConfig, decoder_config
+from mmjax.models.decoder.config import DecoderConfig, MoeConfig, decoder_config
 from mmjax.models.decoder.vlm import VLMConfig
 from mmjax.models.decoder.weights import text_weights
 from mmjax.models.hf_config import ConfigSection
@@ -41,6 +41,7 @@ COMMON = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
+QWEN3_VL = {"qk_norm": True, "mrope": True, "mrope_interleaved": True}
 GRANITE = {"attention_multiplier": 0.3, "embedding_multiplier": 1.7, "residual_multiplier": 0.22}
 
 
@@ -65,10 +66,28 @@ class Kind:
 KINDS = {
     "qwen2": Kind("Qwen2", {"use_sliding_window": False}, lambda hf: {"qkv_bias": True, "window_flag": True}),
     "qwen3": Kind("Qwen3", {"head_dim": 20}, lambda hf: {"qk_norm": True}),
-    "qwen3 in rotary blocks": Kind(
+    "qwen3 on three axes": Kind(
         "Qwen3VLText",
         {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2]}},
-        lambda hf: {"qk_norm": True, "mrope": True, "mrope_interleaved": True},
+        lambda hf: QWEN3_VL,
+        "Model",
+    ),
+    "qwen3 with experts": Kind(
+        "Qwen3VLMoeText",
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [4, 2, 2]},
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "mlp_only_layers": [1],
+        },
+        lambda hf: {
+            "qk_norm": True,
+            "mrope": True,
+            "mrope_interleaved": True,
+            "moe": MoeConfig(5, 2, 20, True, (0, 2)),
+        },
         "Model",
     ),
     "mistral": Kind("Mistral", {"sliding_window": None, "head_dim": 12}),
@@ -108,6 +127,8 @@ def pair(name: str, tie: bool = False) -> Pair:
     hf = model.config.to_dict()
     cfg = VLMConfig(decoder_config(ConfigSection(hf), tie_word_embeddings=tie, **kind.features(hf)), None, "float32")
     tensors = {key: value.numpy() for key, value in model.state_dict().items()}
+    for key in [key for key in tensors if "experts" in key]:
+        tensors[key] = tensors[key].swapaxes(1, 2)  # as checkpoints have them
     if kind.suffix == "Model":
         tensors = {f"model.{key}": value for key, value in tensors.items()}
         tensors["lm_head.weight"] = np.ones((96, 48), np.float32)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from mmjax.layers.fusion import StepTokens
 from mmjax.layers.linear import gated_mlp, linear
+from mmjax.layers.moe import moe_mlp
 from mmjax.layers.norm import rms_norm
 from mmjax.layers.rope import apply_rotary, rotary_tables
 from mmjax.models.decoder.config import DecoderConfig
@@ -34,8 +35,8 @@ def text_spec(cfg: VLMConfig) -> dict:
         experts, expert_width, sparse_layers = t.moe.num_experts, t.moe.intermediate_size, t.moe.sparse_layers
         sparse = {
             "router": leaf(experts, width),
-            "experts_gate_up": leaf(experts, 2 * expert_width, width),
-            "experts_down": leaf(experts, width, expert_width),
+            "experts_gate_up": leaf(experts, width, 2 * expert_width),
+            "experts_down": leaf(experts, expert_width, width),
         }
     spec = {
         "embed": leaf(t.vocab_size, width),
@@ -153,8 +154,6 @@ def _layer(
 def _mlp(x: Float[Array, "T E"], layer: dict, cfg: DecoderConfig) -> Float[Array, "T E"]:
     """The dense MLP, or the experts where the layer has some."""
     if "router" in layer:
-        from mmjax.layers.moe import moe_mlp
-
         return moe_mlp(x, layer, cfg.moe)
     return gated_mlp(x, layer["gate_up"], layer["down"])
 

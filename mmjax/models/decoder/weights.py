@@ -48,13 +48,12 @@ def _dense(t: DecoderConfig, ours: str, theirs: str) -> tuple[Weight, ...]:
 
 
 def _sparse(moe: MoeConfig, width: int, ours: str, theirs: str) -> tuple[Weight, ...]:
-    """Experts that checkpoints store one by one; here they are stacked."""
-    experts, mlp = f"{theirs}.experts.{{i}}", moe.intermediate_size
-    gate_up = (f"{experts}.gate_proj.weight", f"{experts}.up_proj.weight")
+    """Experts in the layout of checkpoints that fuse them: inputs before outputs, gate and up joined."""
+    experts, mlp = moe.num_experts, moe.intermediate_size
     return (
-        Weight(f"{ours}.router", (f"{theirs}.gate.weight",), ((moe.num_experts, width),)),
-        Weight(f"{ours}.experts_gate_up", gate_up, ((mlp, width), (mlp, width)), stack=moe.num_experts),
-        Weight(f"{ours}.experts_down", (f"{experts}.down_proj.weight",), ((width, mlp),), stack=moe.num_experts),
+        Weight(f"{ours}.router", (f"{theirs}.gate.weight",), ((experts, width),)),
+        Weight(f"{ours}.experts_gate_up", (f"{theirs}.experts.gate_up_proj",), ((experts, width, 2 * mlp),)),
+        Weight(f"{ours}.experts_down", (f"{theirs}.experts.down_proj",), ((experts, mlp, width),)),
     )
 
 

@@ -27,11 +27,23 @@ class ConfigSection:
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def keys(self) -> tuple[str, ...]:
+        """Every key that is set."""
+        return tuple(key for key in self._values if key in self)
+
+    def value(self, key: str) -> Any:
+        """The value of `key` as it stands, None if it is not set."""
+        return self._values.get(key)
+
     def section(self, key: str) -> ConfigSection:
         value = self._read(key, _MISSING)
         if not isinstance(value, Mapping):
             raise self.error(key, f"must be an object, got {value!r}")
         return ConfigSection(value, self.name(key))
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigSection:
+        """The same section with `defaults` for absent keys; a null stays one."""
+        return ConfigSection({**defaults, **self._values}, self._path)
 
     def integer(self, key: str, default: Any = _MISSING) -> int:
         value = self._read(key, default)

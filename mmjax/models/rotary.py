@@ -40,3 +40,9 @@ def axial_pairs(head_dim: int, theta: float) -> RotaryPairs:
     """A vision tower's: the first half of the pairs turns with the row, the second with the column."""
     frequency = inverse_frequencies(head_dim // 2, theta)
     return RotaryPairs(np.repeat(np.arange(2), len(frequency)), np.tile(frequency, 2))
+
+
+def alternating_pairs(head_dim: int, theta: float) -> RotaryPairs:
+    """A Pixtral tower's: as `axial_pairs`, but row and column share one series and take its frequencies in turn."""
+    frequency = inverse_frequencies(head_dim, theta)
+    return RotaryPairs(np.repeat(np.arange(2), len(frequency) // 2), np.concatenate([frequency[::2], frequency[1::2]]))

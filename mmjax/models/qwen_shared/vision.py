@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from mmjax.layers.linear import gelu, linear
+from mmjax.layers.pixels import pixel_values
 from mmjax.layers.rope import apply_rotary, rotary_tables
 from mmjax.models.qwen_shared.config import QwenConfig
 from mmjax.models.rotary import axial_pairs
@@ -79,12 +80,7 @@ def pixels(
     inputs: VisionInputs, table: Float[Array, "C 256"], temporal: int, patch_size: int, dtype: jnp.dtype
 ) -> Float[Array, "P values"]:
     """Normalised pixel values: a look-up of every byte in its channel's row of the table. Padding gives zeros."""
-    channels = table.shape[0]
-    channel_of_value = jnp.arange(channels, dtype=jnp.int32).repeat(temporal * patch_size**2)
-    entry = inputs.patches.astype(jnp.int32) + 256 * channel_of_value
-    values = jnp.asarray(table, dtype).reshape(-1).at[entry].get(mode="promise_in_bounds")
-    is_real = jnp.arange(len(entry)) < inputs.num_patches
-    return jnp.where(is_real[:, None], values, 0)
+    return pixel_values(inputs.patches, inputs.num_patches, table, dtype)
 
 
 def attention(

@@ -39,6 +39,8 @@ class ItemPlan:
       windows: rows of the window table it needs, 0 for families without windows.
       span_ids: int32 [n], the token ids that replace the item's one placeholder in the prompt.
       span_embed: bool [n], which of them take an embedding row.
+      absorbs: ids right before and right behind the placeholder that the span stands for as well, where the prompt
+        has both.
       seconds_per_step: seconds one temporal step of a clip covers; None for stills.
       options: resolved processor options; part of the item's cache key.
       warnings: remarks for the caller, such as a strong reduction in size.
@@ -54,6 +56,7 @@ class ItemPlan:
     seconds_per_step: float | None = None
     options: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    absorbs: tuple[int, int] | None = None
 
     @property
     def encoder_tokens(self) -> int:

@@ -18,7 +18,7 @@ from mmjax.inputs.kv_key import prefix_hash, root_key
 from mmjax.inputs.masks import find_mm_token_runs_from_mask, mm_embed_cumsum, validate_mm_inputs
 from mmjax.inputs.params import MultimodalInput
 from mmjax.inputs.prompt import CacheKey, ItemInput, PreparedPrompt, PromptItem
-from mmjax.inputs.prompt_forms import placeholder_slots
+from mmjax.inputs.prompt_forms import absorb_wrappers, placeholder_slots
 from mmjax.inputs.truncate import Side, fit_prompt
 from mmjax.models.family import Processor
 
@@ -50,6 +50,7 @@ def prepare_prompt(
     _check_slots(ids, items, processor)
     for index, item in enumerate(items):
         _check_plan(index, item)
+    ids = absorb_wrappers(ids, [item.plan for item in items], processor)
     ids, kept, truncation = fit_prompt(ids, [item.plan for item in items], processor, limit, truncate)
     items = [items[index] for index in kept]
     token_ids, starts = _expand(ids, items, processor)

@@ -62,6 +62,23 @@ def placeholder_slots(ids: Int[np.ndarray, "S"], processor: Processor) -> list[t
     return sorted(slots)
 
 
+def absorb_wrappers(
+    ids: Int32[np.ndarray, "S"], plans: Sequence[ItemPlan], processor: Processor
+) -> Int32[np.ndarray, "S"]:
+    """A compact prompt without the ids around placeholders that the items' spans stand for, see `ItemPlan.absorbs`.
+
+    Args:
+      plans: one an item, in prompt order; there are as many placeholders.
+    """
+    keep = np.ones(len(ids), bool)
+    for (slot, _), plan in zip(placeholder_slots(ids, processor), plans, strict=True):
+        around = [slot - 1, slot + 1]
+        inside = slot > 0 and slot + 1 < len(ids) and keep[slot - 1]
+        if plan.absorbs is not None and inside and tuple(ids[around]) == plan.absorbs:
+            keep[around] = False
+    return ids[keep]
+
+
 def _marker(plan: ItemPlan) -> tuple[int, int]:
     """Offset and id of the first position of a span that takes a row."""
     offset = int(np.argmax(plan.span_embed))

@@ -32,12 +32,22 @@ def gelu(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
     return jax.nn.gelu(x.astype(jnp.float32), approximate=False).astype(x.dtype)
 
 
+def gelu_tanh(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
+    """x * Phi(x) with Phi approximated through tanh, in float32."""
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)
+
+
 def quick_gelu(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
     """x * sigmoid(1.702 x), in x's dtype."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"silu": silu, "gelu": gelu, "quick_gelu": quick_gelu}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+}
 
 
 def gated_mlp(

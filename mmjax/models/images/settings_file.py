@@ -26,6 +26,10 @@ class SettingsFile:
         """The error to raise about `key`."""
         return CheckpointError(f"{self.name}: {key} {problem}")
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> SettingsFile:
+        """The file with `defaults` for what is missing or null."""
+        return SettingsFile(self.name, {**defaults, **{k: v for k, v in self._values.items() if v is not None}})
+
     def section(self, key: str) -> SettingsFile | None:
         """The object under `key`, None if there is none."""
         value = self._values.get(key)

@@ -89,7 +89,7 @@ def vision_fields(v: ConfigSection, *, width_key: str, out_key: str, text_width:
         "temporal_patch_size": v.integer("temporal_patch_size"),
         "in_channels": v.integer("in_channels", 3),
         "merge": v.integer("spatial_merge_size"),
-        "hidden_act": v.choice("hidden_act", ("quick_gelu", "gelu", "silu"), act),
+        "hidden_act": v.choice("hidden_act", ("quick_gelu", "gelu", "gelu_pytorch_tanh", "silu"), act),
         "rope_theta": _vision_rope_theta(v),
     }
 

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int32, UInt8
+from jaxtyping import Float32, Int32, Int64, UInt8
 
 from mmjax.errors import CheckpointError, RequestError
 from mmjax.inputs.items import EncoderBucket, ItemPlan, Modality, ProcessedItem, VideoMetadata
 from mmjax.models.images.normalisation import CHANNELS, byte_table
 from mmjax.models.images.packing import pack_items
+from mmjax.models.images.patches import check_pixels, merge_blocks
 from mmjax.models.images.resize import Filter, resize
 from mmjax.models.qwen_shared.config import QwenConfig
 from mmjax.models.qwen_shared.frames import DEFAULT_FPS, sample_frames
 from mmjax.models.qwen_shared.options import resolve_image, resolve_video
 from mmjax.models.qwen_shared.positions import mrope_positions
-from mmjax.models.qwen_shared.settings import Geometry, PixelSettings, VideoSettings, read_settings
+from mmjax.models.qwen_shared.settings import QWEN2_CLIPS, Geometry, PixelSettings, VideoSettings, read_settings
 from mmjax.models.qwen_shared.sizes import (
     count_windows,
     fewest_blocks,
@@ -57,28 +58,33 @@ class QwenProcessor:
     @classmethod
     def from_checkpoint(cls, cfg: QwenConfig, path: Path | str) -> QwenProcessor:
         """Processor of the checkpoint in the directory `path`. Raises CheckpointError for unusable settings."""
+        return cls(**cls._fields(cfg, Path(path), QWEN2_CLIPS))
+
+    @staticmethod
+    def _fields(cfg: QwenConfig, path: Path, clip_defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of this class for the checkpoint in `path`; `clip_defaults` as in `read_settings`."""
         vision = cfg.vision
         if vision.in_channels != CHANNELS:
             raise CheckpointError(
                 f"config.json: vision_config.in_channels is {vision.in_channels}, expected {CHANNELS}"
             )
         geometry = Geometry(vision.patch_size, vision.merge, vision.temporal_patch_size)
-        image, video = read_settings(Path(path), geometry)
-        return cls(
-            image_settings=image,
-            video_settings=video,
-            geometry=geometry,
-            window_side=math.isqrt(cfg.window_capacity) // vision.merge,
-            tokens_per_second=getattr(vision, "tokens_per_second", None),
-            placeholder_id={Modality.IMAGE: cfg.image_token_id, Modality.VIDEO: cfg.video_token_id},
-            never_sampled=(
+        image, video = read_settings(path, geometry, clip_defaults)
+        return {
+            "image_settings": image,
+            "video_settings": video,
+            "geometry": geometry,
+            "window_side": math.isqrt(cfg.window_capacity) // vision.merge,
+            "tokens_per_second": getattr(vision, "tokens_per_second", None),
+            "placeholder_id": {Modality.IMAGE: cfg.image_token_id, Modality.VIDEO: cfg.video_token_id},
+            "never_sampled": (
                 cfg.image_token_id,
                 cfg.video_token_id,
                 cfg.vision_start_token_id,
                 cfg.vision_end_token_id,
             ),
-            placeholder_text={Modality.IMAGE: "<|image_pad|>", Modality.VIDEO: "<|video_pad|>"},
-        )
+            "placeholder_text": {Modality.IMAGE: "<|image_pad|>", Modality.VIDEO: "<|video_pad|>"},
+        }
 
     def resolve(self, modality: Modality, options: Mapping[str, Any]) -> dict[str, Any]:
         """Every option with its value. Raises RequestError for unknown names and unusable values."""
@@ -105,7 +111,7 @@ class QwenProcessor:
             raise RequestError("a video of 0 frames")
         if not options["do_sample_frames"] or given != tuple(range(total)):
             return given
-        return tuple(sample_frames(total, metadata.fps, options, self.geometry.temporal).tolist())
+        return tuple(self._choose_frames(total, metadata.fps, options).tolist())
 
     def plan_video(self, metadata: VideoMetadata, height: int, width: int, options: Mapping[str, Any]) -> ItemPlan:
         """Plan of a clip with frames of `height` x `width` pixels; an odd last frame fills its temporal step alone."""
@@ -116,8 +122,7 @@ class QwenProcessor:
                 f"a video of {frames} frames, more than max_frames={options['max_frames']}; "
                 "pass fps or num_frames to sample it"
             )
-        max_pixels = self._max_frame_pixels(frames, options)
-        rows, columns = smart_resize(height, width, self.geometry.factor, options["min_pixels"], max_pixels)
+        rows, columns = self._clip_size(frames, height, width, options)
         warnings = _shrink_warnings(height, width, rows, columns)
         fps = metadata.fps
         if fps is None:
@@ -131,7 +136,7 @@ class QwenProcessor:
 
     def image(self, rgb: UInt8[np.ndarray, "height width 3"], options: Mapping[str, Any]) -> ProcessedItem:
         """A picture as patches; its one frame is repeated to fill a temporal step."""
-        _check_pixels("a picture", rgb, ("height", "width"))
+        check_pixels("a picture", rgb, ("height", "width"))
         plan = self.plan_image(*rgb.shape[:2], options)
         return ProcessedItem(plan, self._patches(rgb[None], plan, self.image_settings.filter))
 
@@ -142,7 +147,7 @@ class QwenProcessor:
         options: Mapping[str, Any],
     ) -> ProcessedItem:
         """A clip as patches. `frames` are those that `metadata.frames_indices` names; sampling picks among them."""
-        _check_pixels("a video", frames, ("frames", "height", "width"))
+        check_pixels("a video", frames, ("frames", "height", "width"))
         if len(frames) != len(metadata.frames_indices):
             raise RequestError(f"{len(frames)} frames, but frames_indices names {len(metadata.frames_indices)}")
         plan = self.plan_video(metadata, *frames.shape[1:3], options)
@@ -201,6 +206,15 @@ class QwenProcessor:
     def _most_steps(self) -> int:
         return -(-self.video_settings.max_frames // self.geometry.temporal)
 
+    def _choose_frames(self, total: int, fps: float | None, options: Mapping[str, Any]) -> Int64[np.ndarray, "frames"]:
+        """Indices of the frames to keep of a whole source."""
+        return sample_frames(total, fps, options, self.geometry.temporal)
+
+    def _clip_size(self, frames: int, height: int, width: int, options: Mapping[str, Any]) -> tuple[int, int]:
+        """Height and width in pixels that the frames of a clip are resized to."""
+        max_pixels = self._max_frame_pixels(frames, options)
+        return smart_resize(height, width, self.geometry.factor, options["min_pixels"], max_pixels)
+
     def _max_frame_pixels(self, frames: int, options: Mapping[str, Any]) -> int:
         """`max_pixels`, or with `cap_pixels_per_frame` an even share of the clip's budget if that is less."""
         if not options["cap_pixels_per_frame"]:
@@ -246,18 +260,9 @@ class QwenProcessor:
         out = np.empty((steps, *blocks, merge, merge, CHANNELS, temporal, patch, patch), np.uint8)
         for index in range(steps * temporal):
             if index < len(frames):
-                planes = resize(frames[index], height * patch, width * patch, kind)
-                planes = planes.reshape(CHANNELS, blocks[0], merge, patch, blocks[1], merge, patch)
-                planes = planes.transpose(1, 4, 2, 5, 0, 3, 6)
-            out[index // temporal, ..., index % temporal, :, :] = planes
+                cut = merge_blocks(resize(frames[index], height * patch, width * patch, kind), patch, merge)
+            out[index // temporal, ..., index % temporal, :, :] = cut
         return out.reshape(steps * height * width, -1)
-
-
-def _check_pixels(what: str, pixels: np.ndarray, axes: tuple[str, ...]) -> None:
-    if pixels.dtype != np.uint8 or pixels.ndim != len(axes) + 1 or pixels.shape[-1] != CHANNELS:
-        raise RequestError(
-            f"{what} must be uint8 [{', '.join(axes)}, {CHANNELS}], got {pixels.dtype} {list(pixels.shape)}"
-        )
 
 
 def _shrink_warnings(height: int, width: int, rows: int, columns: int) -> tuple[str, ...]:

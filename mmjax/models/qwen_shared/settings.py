@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mmjax.errors import CheckpointError
 from mmjax.models.images.normalisation import Normalisation
@@ -52,11 +54,20 @@ class VideoSettings(PixelSettings):
     max_video_tokens: int
 
 
-def read_settings(folder: Path, geometry: Geometry) -> tuple[PixelSettings, VideoSettings]:
+# What transformers' Qwen2VLVideoProcessor assumes; the rest is as for pictures.
+QWEN2_CLIPS: Mapping[str, Any] = {"size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28}}
+
+
+def read_settings(
+    folder: Path, geometry: Geometry, clip_defaults: Mapping[str, Any] = QWEN2_CLIPS
+) -> tuple[PixelSettings, VideoSettings]:
     """Settings of the checkpoint in `folder`; what its files leave out has the value of transformers' classes.
 
     transformers 5 nests both processors in processor_config.json; before, each had a file, and a checkpoint without
     the video one used the image one for clips as well. Raises CheckpointError, naming file and key.
+
+    Args:
+      clip_defaults: what the family's video processor assumes where the file names nothing.
     """
     nested, image, video = (
         load_settings(folder / name)
@@ -67,7 +78,7 @@ def read_settings(folder: Path, geometry: Geometry) -> tuple[PixelSettings, Vide
     for file in (image, video):
         _check(file, geometry)
     pixels = _pixels(image, 56 * 56, 28 * 28 * 1280)
-    clip = _video(video)
+    clip = _video(video.with_defaults(clip_defaults), clip_defaults["size"])
     if pixels.normalisation != clip.normalisation:
         raise CheckpointError(
             f"{video.name} normalises pixels unlike {image.name}: {clip.normalisation} and {pixels.normalisation}; "
@@ -99,8 +110,8 @@ def _pixels(file: SettingsFile, min_pixels: int, max_pixels: int) -> PixelSettin
     )
 
 
-def _video(file: SettingsFile) -> VideoSettings:
-    pixels = _pixels(file, 128 * 28 * 28, 768 * 28 * 28)
+def _video(file: SettingsFile, size: Mapping[str, int]) -> VideoSettings:
+    pixels = _pixels(file, size["shortest_edge"], size["longest_edge"])
     fps, num_frames = file.number("fps"), file.positive("num_frames")
     if fps is not None and num_frames is not None:
         raise file.error("fps", f"is {fps} and num_frames is {num_frames}; only one of them can be set")

@@ -44,19 +44,23 @@ def tower_ends(vision: QwenVisionConfig, norm_bias: bool) -> tuple[Weight, ...]:
     )
 
 
-def tower_attention(vision: QwenVisionConfig) -> tuple[Weight, ...]:
-    """Matrices and biases of every block's attention, which checkpoints store with q, k and v joined."""
+def tower_attention(vision: QwenVisionConfig, tower: str = "visual") -> tuple[Weight, ...]:
+    """Matrices and biases of every block's attention, which checkpoints store with q, k and v joined.
+
+    Args:
+      tower: what the names of the tower's tensors start with.
+    """
     width, depth = vision.hidden_size, vision.depth
     matrices = {"qkv": ("attn.qkv.weight", (3 * width, width)), "proj": ("attn.proj.weight", (width, width))}
     biases = {"qkv_bias": ("attn.qkv.bias", (3 * width,)), "proj_bias": ("attn.proj.bias", (width,))}
     return (
         *(
-            Weight(f"vision.blocks.{i}.{ours}", (f"visual.blocks.{i}.{name}",), (shape,))
+            Weight(f"vision.blocks.{i}.{ours}", (f"{tower}.blocks.{i}.{name}",), (shape,))
             for i in range(depth)
             for ours, (name, shape) in matrices.items()
         ),
         *(
-            Weight(f"vision.vectors.{ours}", (f"visual.blocks.{{i}}.{name}",), (shape,), stack=depth)
+            Weight(f"vision.vectors.{ours}", (f"{tower}.blocks.{{i}}.{name}",), (shape,), stack=depth)
             for ours, (name, shape) in biases.items()
         ),
     )

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processor options of a request that Qwen3-VL adds to those of Qwen2-VL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmjax.errors import RequestError
+
+NESTED = "nested_vision_tokens"
+
+
+def take_nested(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """The value of `nested_vision_tokens`, and the other options.
+
+    Chat templates write a clip as start, placeholder, end, and a clip's span has such a pair around every step. True,
+    the default and what transformers does: the template's pair stays around the whole. False: it goes.
+    """
+    rest = dict(options)
+    own = dict(rest.get("videos_kwargs") or {})
+    value = own.pop(NESTED, None)
+    flat = rest.pop(NESTED, None)
+    if "videos_kwargs" in rest:
+        rest["videos_kwargs"] = own
+    value = flat if value is None else value
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(f"processor option {NESTED} must be true or false, got {value!r}")
+    return value is not False, rest

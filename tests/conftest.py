@@ -16,6 +16,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # engines that differ in host
 import jax
 import llm_kit
 import pytest
+import tiny_families
 
 from conversion.verify.transformers_judge import make_torchvision_importable
 from mmjax.errors import ConfigError
@@ -67,13 +68,13 @@ def llm(tiny_llm):
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory):
     """A function (family, **options of `tiny.build`) -> TinyCheckpoint; the same arguments give the same object."""
-    tiny = pytest.importorskip("tiny", reason="needs torch and transformers, test extras", exc_type=ImportError)
+    pytest.importorskip("tiny", reason="needs torch and transformers, test extras", exc_type=ImportError)
     made = {}
 
     def make(family: str, **options):
         key = (family, *sorted(options.items()))
         if key not in made:
-            made[key] = tiny.build(family, tmp_path_factory.mktemp(family), **options)
+            made[key] = tiny_families.build(family, tmp_path_factory.mktemp(family), **options)
         return made[key]
 
     return make

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mmjax.bucket_sizes import sizes_up_to
 from mmjax.encoder.budgets import parse_bytes
 from mmjax.errors import ConfigError
 from mmjax.inputs.items import Modality
@@ -198,24 +199,14 @@ def resolve_engine(config: EngineConfig, platform: str, max_position_embeddings:
     )
 
 
-def ladder(top: int, floor: int) -> tuple[int, ...]:
-    """Bucket sizes up to `top`: floor, 2 * floor, 4 * floor, ... and `top` itself."""
-    sizes = []
-    size = floor
-    while size < top:
-        sizes.append(size)
-        size *= 2
-    return (*sizes, top)
-
-
 def prefill_ladder(config: EngineConfig) -> tuple[int, ...]:
     """Token counts of the compiled prefill steps."""
-    return ladder(config.max_num_tokens, min(64, config.max_num_tokens))
+    return sizes_up_to(config.max_num_tokens, min(64, config.max_num_tokens))
 
 
 def decode_ladder(config: EngineConfig) -> tuple[int, ...]:
     """Sequence counts of the compiled decode steps."""
-    return ladder(config.max_batch_size, 1)
+    return sizes_up_to(config.max_batch_size, 1)
 
 
 def smallest_fit(sizes: tuple[int, ...], needed: int) -> int:

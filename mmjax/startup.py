@@ -123,7 +123,6 @@ def build_machine(
     start = time.perf_counter()
     compile_jobs = partial(_compile, dtype=cfg.dtype, device=device, threads=config.compile_threads, progress=progress)
     text = None
-    jobs = encoder.jobs()
     if not multimodal.mm_encoder_only:
         banned = model.processor.never_sampled if config.mask_placeholders else ()
         text = ModelRunner(
@@ -137,13 +136,13 @@ def build_machine(
             banned_ids=banned,
         )
         text.set_num_blocks(_num_blocks(text, encoder, params, config, device, compile_jobs))
-        jobs = [*text.jobs(), *jobs]
+    jobs = [*(text.jobs() if text else ()), *encoder.jobs()]
     compile_jobs(jobs)
     encoder.allocate()
     if text is not None:
         text.allocate()
     seconds = time.perf_counter() - start
-    logger.info("compiled %d steps in %.1f s", len(jobs), seconds)
+    logger.info("compiled the last %d steps; ready after %.1f s", len(jobs), seconds)
     return Machine(config, budgets, encoder, text, seconds, CompileCounter().start())
 
 
@@ -230,11 +229,13 @@ def _blocks_left(
     device: jax.Device,
     compile_jobs: Callable[[list[Job]], None],
 ) -> int:
-    """Pages that fit beside weights, rows and the largest temporaries, which don't depend on the number of pages."""
+    """Pages that fit beside weights, rows and the largest temporaries, which don't depend on the number of pages.
+
+    The encoder's steps know nothing of pages: they are compiled beside this trial, once and for all.
+    """
     limit = device.memory_stats()["bytes_limit"]
     text.set_num_blocks(NOMINAL_BLOCKS)
-    encoder_jobs = [job for job in encoder.jobs() if job.name.startswith("encode")][:1]
-    compile_jobs([*text.jobs(largest_only=True), *encoder_jobs])
+    compile_jobs([*text.jobs(largest_only=True), *encoder.jobs()])
     steps = {**text.executables(), **encoder.executables()}
     temp = max(step.memory_analysis().temp_size_in_bytes for step in steps.values())
     fixed = sum(leaf.nbytes for leaf in jax.tree.leaves(params))

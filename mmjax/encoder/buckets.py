@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from mmjax.bucket_sizes import sizes_that_reach
 from mmjax.encoder.budgets import EncoderBudgets, max_output_rows
 from mmjax.errors import ConfigError
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
 from mmjax.models.family import ModelConfig, Processor
 
 MIN_TOKENS = 256  # below this a step costs what its kernel launches cost
-HALVES_FROM = 1024  # from here on sizes 1.5 * 2^k too: at most a third of a bucket is padding instead of half
 TOKENS_PER_CONTEXT = 64  # small pictures have 64 patches or more; smaller ones go up a bucket
 MIN_CONTEXTS = 8
 WINDOW_SLACK = 1.5  # photos need 1.0 to 1.15 window rows per full window, small grids more
@@ -53,23 +53,6 @@ class BucketLadder:
         return None
 
 
-def ladder_sizes(limit: int, floor: int = MIN_TOKENS) -> list[int]:
-    """Token sizes up to the first that reaches `limit`: powers of two from `floor`, later with halves between.
-
-    The series does not depend on `limit`, so another budget reuses what is compiled already.
-    """
-    sizes, size = [], floor
-    while True:
-        sizes.append(size)
-        if size >= limit:
-            return sizes
-        if size >= HALVES_FROM:
-            sizes.append(size + size // 2)
-            if sizes[-1] >= limit:
-                return sizes
-        size *= 2
-
-
 def build_ladder(
     budgets: EncoderBudgets,
     processor: Processor,
@@ -98,7 +81,7 @@ def build_ladder(
         rows = max_output_rows(processor, cfg.merge, tokens)
         return EncoderBucket(EncoderGraphKey(tokens, contexts), windows, rows)
 
-    sizes = ladder_sizes(budgets.max_num_tokens, floor)
+    sizes = sizes_that_reach(budgets.max_num_tokens, floor)
     pairs = buckets or [(size, min(size, max(MIN_CONTEXTS, size // TOKENS_PER_CONTEXT))) for size in sizes]
     ladder = [sized(tokens, contexts) for tokens, contexts in pairs]
     top = max(ladder)

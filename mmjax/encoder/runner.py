@@ -53,7 +53,7 @@ class EncoderRunner:
         self.pool = self._make_pool()
 
     def jobs(self) -> list[Job]:
-        """Compile jobs of every bucket, largest first, and of the pool's doors."""
+        """Compile jobs of every bucket, largest first, and of the pool's doors, but of those that are not compiled."""
         shape = jax.ShapeDtypeStruct
         pool, slots, rows = shapes_on(
             self.device,
@@ -63,7 +63,7 @@ class EncoderRunner:
                 shape((COPY_ROWS, self.cfg.row_width), jnp.float32),
             ),
         )
-        jobs = [
+        copies = [
             Job("read rows", jax.jit(read_rows), (pool, slots), partial(self._copies.__setitem__, "read")),
             Job(
                 "write rows",
@@ -72,6 +72,7 @@ class EncoderRunner:
                 partial(self._copies.__setitem__, "write"),
             ),
         ]
+        jobs = [] if self._copies else copies
         if self.params is None:
             return jobs
         encode = jax.jit(
@@ -80,6 +81,8 @@ class EncoderRunner:
         )
         params, table = shapes_on(self.device, (self.params, self._table))
         for bucket in reversed(self.buckets):
+            if bucket in self._encode:
+                continue
             inputs = self.family.vision_inputs(self.cfg, bucket)
             inputs, row_slots = shapes_on(self.device, (inputs, shape((bucket.rows,), jnp.int32)))
             arguments = (params, table, pool, inputs, row_slots)

@@ -105,9 +105,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("benchmark", RUNS)
-def test_a_benchmark_compiles_its_own_steps_and_reports(benchmark, monkeypatch, tmp_path, capsys):
-    options, steps, name = RUNS[benchmark]
+@pytest.mark.parametrize("subcommand", RUNS)
+def test_a_benchmark_compiles_its_own_steps_and_reports(subcommand, monkeypatch, tmp_path, capsys):
+    options, steps, name = RUNS[subcommand]
     compiled, real = [], Subject.compile
 
     def compile_and_note(self, jobs):
@@ -116,7 +116,7 @@ def test_a_benchmark_compiles_its_own_steps_and_reports(benchmark, monkeypatch, 
 
     monkeypatch.setattr(Subject, "compile", compile_and_note)
     file = tmp_path / "figures.json"
-    command = ["bench", benchmark, "--model", "demo", *options, "--repeat", "2", "--json", str(file)]
+    command = ["bench", subcommand, "--model", "demo", *options, "--repeat", "2", "--json", str(file)]
     assert main(command) == 0
     assert compiled == steps
     report = json.loads(file.read_text())
@@ -125,7 +125,7 @@ def test_a_benchmark_compiles_its_own_steps_and_reports(benchmark, monkeypatch, 
     assert report["figures"][0]["name"].startswith(name)
     assert all(figure["median_s"] > 0 and figure["rounds"] == 2 for figure in report["figures"])
     floors = [figure["floor_s"] for figure in report["figures"]]
-    assert all(floor > 0 for floor in floors) if benchmark in ("encoder", "prefill", "decode") else not any(floors)
+    assert all(floor > 0 for floor in floors) if subcommand in ("encoder", "prefill", "decode") else not any(floors)
     assert name in capsys.readouterr().out
 
 

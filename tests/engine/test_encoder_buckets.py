@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmjax.encoder.buckets import BucketLadder, EncoderLoad, PaddingStats, build_ladder, ladder_sizes
+from mmjax.bucket_sizes import sizes_that_reach, sizes_up_to
+from mmjax.encoder.buckets import BucketLadder, EncoderLoad, PaddingStats, build_ladder
 from mmjax.encoder.budgets import resolve_budgets
 from mmjax.errors import ConfigError
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
@@ -65,24 +66,26 @@ def test_bad_ladders():
         family(buckets=[])
 
 
-def test_sizes_are_powers_of_two_with_halves_between_the_large_ones():
-    assert ladder_sizes(6000) == [256, 512, 1024, 1536, 2048, 3072, 4096, 6144]
-    assert ladder_sizes(1) == [256]
-    assert ladder_sizes(40, floor=16) == [16, 32, 64]
+def test_sizes_are_powers_of_two_with_thirds_between_the_large_ones():
+    assert sizes_that_reach(6000, 256) == (256, 512, 1024, 1408, 1728, 2048, 2752, 3456, 4096, 5504, 6848)
+    assert sizes_that_reach(1, 256) == (256,)
+    assert sizes_that_reach(40, 16) == (16, 32, 64)
+    assert sizes_up_to(3000, 64) == (64, 128, 256, 512, 1024, 1408, 1728, 2048, 2752, 3000)
+    assert sizes_up_to(1, 1) == (1,)
 
 
 @given(st.integers(1, 200_000), st.integers(1, 200_000))
 def test_another_budget_compiles_nothing_new(a, b):
-    small, large = ladder_sizes(min(a, b)), ladder_sizes(max(a, b))
+    small, large = sizes_that_reach(min(a, b), 256), sizes_that_reach(max(a, b), 256)
     assert large[: len(small)] == small
     assert small[-1] >= min(a, b)
 
 
 @given(st.integers(1, 8192))
-def test_waste_is_at_most_a_third_from_the_first_half_size_on(tokens):
+def test_waste_is_at_most_a_quarter_of_a_large_step(tokens):
     _, ladder = family()
     size = ladder.fit(EncoderLoad(1, tokens, 1, 0, 1)).key.total_tokens
-    assert size == 256 or 1 - tokens / size <= (1 / 3 if size > 1024 else 1 / 2)
+    assert size == 256 or 1 - tokens / size <= (0.28 if size > 1024 else 1 / 2)
 
 
 @given(
@@ -109,7 +112,7 @@ def test_only_the_last_bucket_pays_for_the_worst_windows():
     assert ladder.buckets[-1].key == (8192, 2048)
     assert ladder.buckets[-2].key == (8192, 128)
     _, plain = family(8192, worst=lambda tokens: -(-tokens // 64), worst_contexts=lambda tokens: 20)
-    assert [b.key.total_tokens for b in plain.buckets] == ladder_sizes(8192)
+    assert [b.key.total_tokens for b in plain.buckets] == list(sizes_that_reach(8192, 256))
 
 
 def test_given_buckets_are_completed_by_one_that_reaches_the_budget():

@@ -24,6 +24,26 @@ class Qwen25VLVisionConfig(QwenVisionConfig):
         """Merge blocks along one side of a window."""
         return self.window_size // self.merge // self.patch_size
 
+    @property
+    def window_capacity(self) -> int:
+        """Patches of one window."""
+        return (self.window_merged * self.merge) ** 2
+
+    @classmethod
+    def from_section(cls, v: ConfigSection, out_width: int) -> Qwen25VLVisionConfig:
+        """From the tower's section of config.json; `out_width` is what follows the tower. Raises CheckpointError."""
+        fields = vision_fields(v, width_key="hidden_size", out_key="out_hidden_size", text_width=out_width, act="silu")
+        vision = cls(
+            intermediate_size=v.integer("intermediate_size"),
+            window_size=v.integer("window_size"),
+            full_attention_blocks=v.integers("fullatt_block_indexes"),
+            tokens_per_second=v.number("tokens_per_second"),
+            **fields,
+        )
+        if vision.window_merged < 1:
+            raise v.error("window_size", f"{vision.window_size} is smaller than one merge block")
+        return vision
+
 
 @dataclass(frozen=True)
 class Qwen25VLConfig(QwenConfig):
@@ -33,23 +53,11 @@ class Qwen25VLConfig(QwenConfig):
 
     @property
     def window_capacity(self) -> int:
-        return (self.vision.window_merged * self.vision.merge) ** 2
+        return self.vision.window_capacity
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> Qwen25VLConfig:
         """From the parsed config.json. Raises CheckpointError with the name of a missing or unusable key."""
         shared = shared_fields(hf)
         v = ConfigSection(hf).section("vision_config")
-        fields = vision_fields(
-            v, width_key="hidden_size", out_key="out_hidden_size", text_width=shared["text"].hidden_size, act="silu"
-        )
-        vision = Qwen25VLVisionConfig(
-            intermediate_size=v.integer("intermediate_size"),
-            window_size=v.integer("window_size"),
-            full_attention_blocks=v.integers("fullatt_block_indexes"),
-            tokens_per_second=v.number("tokens_per_second"),
-            **fields,
-        )
-        if vision.window_merged < 1:
-            raise v.error("window_size", f"{vision.window_size} is smaller than one merge block")
-        return cls(vision=vision, **shared)
+        return cls(vision=Qwen25VLVisionConfig.from_section(v, shared["text"].hidden_size), **shared)

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from mmjax.models.decoder.weights import text_weights
 from mmjax.models.family import Weight
-from mmjax.models.qwen2_5_vl.config import Qwen25VLConfig
+from mmjax.models.qwen2_5_vl.config import Qwen25VLConfig, Qwen25VLVisionConfig
 from mmjax.models.qwen_shared.weights import tower_attention, tower_ends
 
 
 def weights(cfg: Qwen25VLConfig) -> tuple[Weight, ...]:
     """Every leaf of the parameter tree and the checkpoint tensors it is made of."""
-    return (*_tower(cfg), *text_weights(cfg.text))
+    return (*tower_weights(cfg.vision), *text_weights(cfg.text))
 
 
-def _tower(cfg: Qwen25VLConfig) -> tuple[Weight, ...]:
-    v = cfg.vision
+def tower_weights(v: Qwen25VLVisionConfig) -> tuple[Weight, ...]:
+    """The leaves of `vision`."""
     width, mlp, padded, depth = v.hidden_size, v.intermediate_size, v.mlp_width, v.depth
     gate_and_up = ("gate_proj", "up_proj")
     table = [*tower_ends(v, norm_bias=False), *tower_attention(v)]

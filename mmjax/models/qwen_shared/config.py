@@ -53,6 +53,11 @@ class QwenConfig(VLMConfig):
     vision_start_token_id: int
     vision_end_token_id: int
 
+    @property
+    def never_sampled(self) -> tuple[int, ...]:
+        """Ids that only items may bring into a context."""
+        return (self.image_token_id, self.video_token_id, self.vision_start_token_id, self.vision_end_token_id)
+
 
 def shared_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Every `QwenConfig` field but `vision`, from a config.json of either layout (nested or flat text keys)."""

@@ -77,12 +77,7 @@ class QwenProcessor:
             "window_side": math.isqrt(cfg.window_capacity) // vision.merge,
             "tokens_per_second": getattr(vision, "tokens_per_second", None),
             "placeholder_id": {Modality.IMAGE: cfg.image_token_id, Modality.VIDEO: cfg.video_token_id},
-            "never_sampled": (
-                cfg.image_token_id,
-                cfg.video_token_id,
-                cfg.vision_start_token_id,
-                cfg.vision_end_token_id,
-            ),
+            "never_sampled": cfg.never_sampled,
             "placeholder_text": {Modality.IMAGE: "<|image_pad|>", Modality.VIDEO: "<|video_pad|>"},
         }
 

@@ -23,16 +23,18 @@ class Piece:
       shape: as the checkpoint stores it.
       view: the same values in the leaf's dimensions, before padding.
       box: the index of those values in the leaf; what no box covers is padding and holds zeros.
+      transposed: whether `view` and `box` speak of the leaf with its last two axes swapped.
     """
 
     name: str
     shape: tuple[int, ...]
     view: tuple[int, ...]
     box: tuple[slice, ...]
+    transposed: bool = False
 
     def of(self, leaf: np.ndarray) -> np.ndarray:
         """The box as a view of `leaf`, with shape `view`."""
-        return leaf[(*self.box, ...)]
+        return (leaf.swapaxes(-1, -2) if self.transposed else leaf)[(*self.box, ...)]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,10 @@ def dotted(path: Sequence[Any]) -> str:
 
 
 def _lay_out(weight: Weight) -> tuple[tuple[int, ...], tuple[Piece, ...]]:
-    """Shape of a leaf and the boxes of its sources: reshaped, then padded, joined along axis 0, then stacked."""
+    """Shape of a leaf and the boxes of its sources.
+
+    Reshaped, then padded, joined along axis 0, stacked, and transposed in the end.
+    """
     boxes: list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[slice, ...]]] = []
     rows, tail = 0, ()
     for source, shape in zip(weight.sources, weight.source_shapes, strict=True):
@@ -95,12 +100,14 @@ def _lay_out(weight: Weight) -> tuple[tuple[int, ...], tuple[Piece, ...]]:
         boxes.append((source, tuple(shape), view, start + tuple(slice(0, length) for length in view[1:])))
         rows, tail = rows + (size[0] if size else 0), tuple(size[1:])
     joined = (rows, *tail) if boxes[0][2] else ()
-    if not weight.stack:
-        return joined, tuple(Piece(*box) for box in boxes)
-    return (weight.stack, *joined), tuple(_stacked(boxes, weight.stack))
+    if weight.stack:
+        joined, boxes = (weight.stack, *joined), list(_stacked(boxes, weight.stack))
+    if weight.transposed:
+        joined = (*joined[:-2], joined[-1], joined[-2])
+    return joined, tuple(Piece(*box, weight.transposed) for box in boxes)
 
 
-def _stacked(boxes: list, count: int) -> Iterator[Piece]:
+def _stacked(boxes: list, count: int) -> Iterator[tuple]:
     for index in range(count):
         for source, shape, view, box in boxes:
-            yield Piece(source.format(i=index), shape, (1, *view), (slice(index, index + 1), *box))
+            yield source.format(i=index), shape, (1, *view), (slice(index, index + 1), *box)

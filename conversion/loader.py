@@ -20,7 +20,7 @@ from tqdm import tqdm
 from conversion.checkpoint import Checkpoint, describe
 from conversion.dtypes import cast_into
 from conversion.layout import Leaf, leaves
-from conversion.matching import match
+from conversion.matching import best_plan, match
 from conversion.safetensors_file import FLOAT_DTYPES, StoredTensor, read_bytes
 from mmjax.models.family import Family, ModelConfig
 
@@ -67,7 +67,8 @@ def load_hf(
 ) -> dict:
     """The parameter tree from a Hugging Face directory; `put` takes each assembled leaf to where it stays."""
     spec = family.spec(cfg)
-    plan = leaves(family.weights(cfg), spec)
+    tables = (family.weights(cfg), *family.other_layouts(cfg))
+    plan = best_plan(checkpoint, family, [leaves(table, spec) for table in tables])
     stored = match(checkpoint, family, plan)
     total = sum(leaf.nbytes for leaf in plan)
     values = []

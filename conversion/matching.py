@@ -24,6 +24,21 @@ SHOWN = 10  # names listed in each group of an error
 COMPARE_BLOCK_BYTES = 16 << 20
 
 
+def best_plan(checkpoint: Checkpoint, family: Family, plans: Sequence[list[Leaf]]) -> list[Leaf]:
+    """The plan that has the most shapes in common with the stored tensors, the first of equals; `match` says the rest.
+
+    No tensor is judged by itself: two layouts may share a shape that is square.
+    """
+    if len(plans) == 1:
+        return plans[0]
+    stored = {family.canonical_name(tensor.name): tensor.shape for tensor in checkpoint.tensors()}
+
+    def misfits(plan: list[Leaf]) -> int:
+        return sum(stored.get(piece.name) != piece.shape for leaf in plan for piece in leaf.pieces)
+
+    return min(plans, key=misfits)
+
+
 def match(checkpoint: Checkpoint, family: Family, plan: Sequence[Leaf]) -> dict[str, StoredTensor]:
     """Stored tensors by canonical name, exactly those that `plan` needs.
 

@@ -42,7 +42,8 @@ class Weight:
 
     `sources` are joined along axis 0 (fused qkv, gate and up); with `stack` they are templates with `{i}`, expanded for
     i in range(stack) and stacked along a new axis 0. `pad_to` pads each source with zeros: {axis: size}.
-    `shape` reshapes a single source (a convolution kernel read as a matrix).
+    `shape` reshapes a single source (a convolution kernel read as a matrix). With `transposed` the leaf holds all that
+    with its last two axes swapped.
     `source_shapes` holds one shape a source, as the checkpoint stores it. Loading checks against it (padding would
     hide a wrong width), and export needs it to split, unpad and reshape a leaf again.
     """
@@ -53,6 +54,7 @@ class Weight:
     stack: int = 0
     pad_to: tuple[tuple[int, int], ...] = ()
     shape: tuple[int, ...] | None = None
+    transposed: bool = False
 
 
 class Processor(Protocol):
@@ -97,6 +99,10 @@ class Processor(Protocol):
         """The family's `VisionInputs` of freshly made numpy arrays, padded to `bucket`."""
 
 
+def _no_other_layouts(cfg: ModelConfig) -> tuple[tuple[Weight, ...], ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Family:
     """A model family. `params` trees are nested dicts and lists of arrays; functions are pure."""
@@ -117,6 +123,8 @@ class Family:
     logits: Callable[..., Any]  # (text_params, cfg, hidden [B, E]) -> float32 [B, V]
     processor: Callable[[ModelConfig, Path], Processor]
     deepstack_layers: Callable[[ModelConfig], tuple[int, ...]]  # text layers after which level k is added
+    # Tables of other shapes under the same names, for checkpoints stored so; a checkpoint follows one table throughout.
+    other_layouts: Callable[[ModelConfig], tuple[tuple[Weight, ...], ...]] = _no_other_layouts
 
 
 @dataclass(frozen=True)

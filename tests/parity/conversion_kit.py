@@ -38,6 +38,7 @@ def toy_spec(cfg: ToyConfig) -> dict:
         "embed": leaf(cfg.vocab, E),
         "layers": [dict(layer) for _ in range(L)],
         "vectors": {"qkv_bias": leaf(L, 2 * E), "norm": leaf(L, E), "up_bias": leaf(L, cfg.padded_mlp)},
+        "turned": leaf(L, E, 2 * cfg.padded_mlp),
     }
     if not cfg.tied:
         text["lm_head"] = leaf(cfg.vocab, E)
@@ -59,6 +60,14 @@ def toy_weights(cfg: ToyConfig) -> tuple[Weight, ...]:
         ),
         Weight("text.vectors.norm", ("layers.{i}.norm.weight",), ((E,),), stack=cfg.layers),
         Weight("text.vectors.up_bias", ("layers.{i}.up.bias",), ((M,),), stack=cfg.layers, pad_to=((0, P),)),
+        Weight(
+            "text.turned",
+            ("layers.{i}.first.weight", "layers.{i}.second.weight"),
+            ((M, E), (M, E)),
+            stack=cfg.layers,
+            pad_to=((0, P),),
+            transposed=True,
+        ),
     ]
     if not cfg.tied:
         table.append(Weight("text.lm_head", ("lm_head.weight",), ((cfg.vocab, E),)))
@@ -83,6 +92,7 @@ def toy_family() -> Family:
             "spec": toy_spec,
             "weights": toy_weights,
             "canonical_name": lambda name: name.removeprefix("model."),
+            "other_layouts": lambda cfg: (),
         }
     )
 

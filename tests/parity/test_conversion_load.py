@@ -45,6 +45,12 @@ def expected(cfg: ToyConfig, t: dict[str, np.ndarray]) -> dict:
             "norm": np.stack([t[f"layers.{i}.norm.weight"] for i in range(cfg.layers)]),
             "up_bias": np.stack([np.pad(t[f"layers.{i}.up.bias"], (0, pad)) for i in range(cfg.layers)]),
         },
+        "turned": np.stack(
+            [
+                np.concatenate([np.pad(t[f"layers.{i}.{n}.weight"], ((0, pad), (0, 0))) for n in ("first", "second")]).T
+                for i in range(cfg.layers)
+            ]
+        ),
     }
     if not cfg.tied:
         text["lm_head"] = t["lm_head.weight"]

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mmjax.engine.handle import Handle
+from mmjax.engine.request import Request
 from mmjax.errors import RequestError
 from mmjax.outputs import RequestOutput
 from mmjax.sampling_params import SamplingParams
@@ -21,19 +23,31 @@ def answer(handle: Handle) -> RequestOutput:
         raise
 
 
-def answers(submissions: Iterable[Callable[[], Handle]]) -> list[RequestOutput]:
-    """Submits all, then waits for all; outputs in order.
+def answers(
+    makers: Sequence[Callable[[], Request]], submit: Callable[[Request], None], *, threads: int
+) -> list[RequestOutput]:
+    """Makes several requests at a time, submits them in order, then waits for all; outputs in order.
 
     Errors that are a request's own stay in its output. Any other error, or an interrupt, cancels the rest.
     """
+    if not makers:
+        return []
     handles: list[Handle] = []
+    pool = ThreadPoolExecutor(min(threads, len(makers)), thread_name_prefix="mmjax-prepare")
     try:
-        handles.extend(_submitted(submit) for submit in submissions)
+        for made in pool.map(_made, makers):
+            if isinstance(made, RequestError):
+                handles.append(_failed(made))
+            else:
+                submit(made)
+                handles.append(made.handle)
         return [_output(handle) for handle in handles]
     except BaseException:
         for handle in handles:
             handle.cancel()
         raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def share_out(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -58,23 +72,26 @@ def params_each(params: SamplingParams | Sequence[SamplingParams] | None, count:
     return list(params)
 
 
-def _submitted(submit: Callable[[], Handle]) -> Handle:
-    """A handle in any case: what can't be submitted gets one that has failed already."""
+def _made(make: Callable[[], Request]) -> Request | RequestError:
     try:
-        return submit()
+        return make()
     except RequestError as error:
-        handle = Handle(error.request_id or "", lambda _: None)
-        handle.finish(
-            RequestOutput(
-                request_id=handle.request_id,
-                text="",
-                token_ids=[],
-                prompt_token_ids=[],
-                finish_reason="error",
-                error=error,
-            )
-        )
-        return handle
+        return error
+
+
+def _failed(error: RequestError) -> Handle:
+    """The handle of a request that can't be submitted: it has failed already."""
+    handle = Handle(error.request_id or "", lambda _: None)
+    output = RequestOutput(
+        request_id=handle.request_id,
+        text="",
+        token_ids=[],
+        prompt_token_ids=[],
+        finish_reason="error",
+        error=error,
+    )
+    handle.finish(output)
+    return handle
 
 
 def _output(handle: Handle) -> RequestOutput:

@@ -148,12 +148,13 @@ class LLM:
         """
         if _is_conversation(messages):
             return answer(self.submit(messages, params, **options))
-        every = share_out(options, len(messages))
-        parameters = params_each(params, len(messages))
-        return answers(
-            partial(self.submit, conversation, one, **own)
-            for conversation, one, own in zip(messages, parameters, every, strict=True)
-        )
+        limit = self._prompt_limit()
+        every = [_input_options(own) for own in share_out(options, len(messages))]
+        prompts = [
+            partial(self.frontend.chat, conversation, own, limit=limit)
+            for conversation, own in zip(messages, every, strict=True)
+        ]
+        return self._answers(prompts, params_each(params, len(messages)))
 
     def generate(
         self,
@@ -169,16 +170,19 @@ class LLM:
           multi_modal_data: {"image": [...], "video": [...]}, in the order of their placeholders.
         """
         if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int | np.integer)):
-            return answer(self._submit_prompt(prompt, params, multi_modal_data, **options))
+            handle, inputs, limit = self._handle(), _input_options(options), self._prompt_limit()
+            self._start(handle, lambda: self.frontend.prompt(prompt, multi_modal_data, inputs, limit=limit), params)
+            return answer(handle)
         data = multi_modal_data if isinstance(multi_modal_data, Sequence) else [multi_modal_data] * len(prompt)
         if len(data) != len(prompt):
             raise RequestError(f"{len(data)} entries of multi_modal_data for {len(prompt)} prompts")
-        every = share_out(options, len(prompt))
-        parameters = params_each(params, len(prompt))
-        return answers(
-            partial(self._submit_prompt, one, own_params, own_data, **own)
-            for one, own_params, own_data, own in zip(prompt, parameters, data, every, strict=True)
-        )
+        limit = self._prompt_limit()
+        every = [_input_options(own) for own in share_out(options, len(prompt))]
+        prompts = [
+            partial(self.frontend.prompt, one, own_data, own, limit=limit)
+            for one, own_data, own in zip(prompt, data, every, strict=True)
+        ]
+        return self._answers(prompts, params_each(params, len(prompt)))
 
     def stream(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Stream:
         """The answer piece by piece. Raises the request's error where it happens; closing it cancels the request."""
@@ -188,11 +192,6 @@ class LLM:
         """Decodes a conversation's media, queues it and returns its handle, without waiting for the answer."""
         handle, inputs, limit = self._handle(), _input_options(options), self._prompt_limit()
         self._start(handle, lambda: self.frontend.chat(messages, inputs, limit=limit), params)
-        return handle
-
-    def _submit_prompt(self, prompt: Any, params: SamplingParams | None, data: Any, **options: Any) -> Handle:
-        handle, inputs, limit = self._handle(), _input_options(options), self._prompt_limit()
-        self._start(handle, lambda: self.frontend.prompt(prompt, data, inputs, limit=limit), params)
         return handle
 
     async def achat(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> RequestOutput:
@@ -316,6 +315,12 @@ class LLM:
         self._check_open()
         return Handle(f"r{next(self._ids)}", self.running.cancel)
 
+    def _answers(
+        self, prompts: Sequence[Callable[[], PreparedPrompt]], params: Sequence[SamplingParams | None]
+    ) -> list[RequestOutput]:
+        makers = [partial(self._made, self._handle(), *each) for each in zip(prompts, params, strict=True)]
+        return answers(makers, self.running.submit, threads=self.multimodal.media_threads)
+
     def _start(
         self,
         handle: Handle,
@@ -324,17 +329,27 @@ class LLM:
         *,
         embed_only: bool = False,
     ) -> Request:
-        """Submits what `prepare` makes; errors of the request name it."""
+        request = self._made(handle, prepare, params, embed_only=embed_only)
+        self.running.submit(request)
+        return request
+
+    def _made(
+        self,
+        handle: Handle,
+        prepare: Callable[[], PreparedPrompt],
+        params: SamplingParams | None,
+        *,
+        embed_only: bool = False,
+    ) -> Request:
+        """A request of what `prepare` makes; its errors name it."""
         if self.multimodal.mm_encoder_only and not embed_only:
             raise EngineError("this engine only encodes (mm_encoder_only): use LLM.encode")
         try:
             params = _checked(params)
-            request = self._request(handle, prepare(), params, embed_only=embed_only)
+            return self._request(handle, prepare(), params, embed_only=embed_only)
         except RequestError as error:
             error.request_id = error.request_id or handle.request_id
             raise
-        self.running.submit(request)
-        return request
 
     def _request(self, handle: Handle, prompt: PreparedPrompt, params: SamplingParams, *, embed_only: bool) -> Request:
         room = self.running.max_seq_len - len(prompt.token_ids)

@@ -6,10 +6,10 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from mmjax.errors import CheckpointError
-from mmjax.models import qwen2_5_vl, qwen2_vl
+from mmjax.models import hyperclovax, qwen2_5_vl, qwen2_vl
 from mmjax.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (qwen2_vl.FAMILY, qwen2_5_vl.FAMILY)
+FAMILIES: tuple[Family, ...] = (qwen2_vl.FAMILY, qwen2_5_vl.FAMILY, hyperclovax.FAMILY)
 
 ENTRY_POINTS = "mmjax.families"  # group under which other packages offer a Family
 

@@ -12,6 +12,7 @@ MODULES = {
     "qwen2_vl": "tiny",
     "qwen2_5_vl": "tiny",
     "qwen3_vl": "tiny_families.qwen3_vl",
+    "hyperclovax": "tiny_families.hyperclovax",
     "mistral3": "tiny_families.mistral",
     "pixtral": "tiny_families.mistral",
 }

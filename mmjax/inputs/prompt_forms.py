@@ -37,19 +37,20 @@ def compact_prompt(
     for modality, items in plans.items():
         if items and modality not in processor.placeholder_id:
             raise RequestError(f"this model takes no {modality}")
+    # First, since items of one row each have as many placeholders in one form as in the other.
+    collapsed = _collapse(ids, plans, processor)
+    if collapsed is not None:
+        return collapsed
     slots = placeholder_slots(ids, processor)
     found = Counter(modality for _, modality in slots)
-    if all(found[modality] == len(plans.get(modality, ())) for modality in processor.placeholder_id):
-        counters: Counter[Modality] = Counter()
-        order = []
-        for _, modality in slots:
-            order.append((modality, counters[modality]))
-            counters[modality] += 1
-        return ids.astype(np.int32), order
-    collapsed = _collapse(ids, plans, processor)
-    if collapsed is None:
+    if any(found[modality] != len(plans.get(modality, ())) for modality in processor.placeholder_id):
         raise _count_error(ids, found, plans)
-    return collapsed
+    counters: Counter[Modality] = Counter()
+    order = []
+    for _, modality in slots:
+        order.append((modality, counters[modality]))
+        counters[modality] += 1
+    return ids.astype(np.int32), order
 
 
 def placeholder_slots(ids: Int[np.ndarray, "S"], processor: Processor) -> list[tuple[int, Modality]]:

@@ -61,6 +61,16 @@ def test_one_row_is_both():
     assert forms([1, PAD, 2], {IMAGE: [block(1)]}) == ([1, PAD, 2], [(IMAGE, 0)])
 
 
+def test_one_row_with_its_end_is_expanded():
+    """As many placeholders as items in both forms: the rest of the span decides."""
+    plans = {IMAGE: [broken_rows(1, 1), broken_rows(1, 1)]}
+    span = broken_rows(1, 1).span_ids.tolist()
+    assert len(span) == 2
+    order = [(IMAGE, 0), (IMAGE, 1)]
+    assert forms([1, *span, *span, 2], plans) == ([1, PAD, PAD, 2], order)
+    assert forms([1, PAD, 5, PAD, 2], plans) == ([1, PAD, 5, PAD, 2], order)
+
+
 @pytest.mark.parametrize(
     ("ids", "plans", "message"),
     [

@@ -15,6 +15,7 @@ import numpy as np
 from conversion.verify.prompt import VerifyPrompt
 from conversion.verify.stages import Stages
 from mmjax.errors import CheckpointError, ConfigError
+from mmjax.models.images.patches import merge_blocks
 
 
 def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
@@ -33,7 +34,8 @@ def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
     )
     model.requires_grad_(False)
     text = processor.apply_chat_template(prompt.messages(with_pixels=False), add_generation_prompt=True, tokenize=False)
-    inputs = processor(text=[text], images=[prompt.image], return_tensors="pt")
+    # As the tokenizer's own apply_chat_template: the template writes all special tokens, a BOS too if there is one.
+    inputs = processor(text=[text], images=[prompt.image], return_tensors="pt", add_special_tokens=False)
     caught = _Caught(model.get_decoder())
     with caught:
         logits = model(**inputs, use_cache=False).logits
@@ -45,7 +47,7 @@ def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
     return Stages(
         token_ids=inputs["input_ids"][0].numpy(),
         positions=caught.positions,
-        pixels=inputs["pixel_values"].numpy(),
+        pixels=_patches(inputs["pixel_values"].numpy(), model.config),
         tower=_tower(model, inputs),
         layers=caught.layers,
         logits=logits[0].numpy(),
@@ -54,8 +56,18 @@ def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
     )
 
 
+def _patches(pixels: np.ndarray, config: Any) -> np.ndarray:
+    """Patches as towers with merge blocks take them, from a picture in planes [1, C, H, W] where that is the input."""
+    if pixels.ndim != 4:
+        return pixels
+    patch, merge = config.vision_config.patch_size, getattr(config, "spatial_merge_size", 1)
+    cut = np.ascontiguousarray(merge_blocks(pixels[0], patch, merge))
+    return cut.reshape(-1, pixels.shape[1] * patch**2)
+
+
 def _tower(model: Any, inputs: Any) -> np.ndarray:
-    media = {name: inputs[name] for name in ("pixel_values", "image_grid_thw") if name in inputs}
+    names = ("pixel_values", "image_grid_thw", "image_sizes")
+    media = {name: inputs[name] for name in names if name in inputs}
     rows = model.model.get_image_features(**media).pooler_output
     return np.concatenate([rows_of_one.numpy() for rows_of_one in rows])
 
@@ -85,8 +97,11 @@ class _Caught:
         self.layers.append(hidden[0].numpy().copy())
 
     def _keep_positions(self, module: Any, args: tuple, kwargs: dict) -> None:
-        positions = kwargs["position_ids"].numpy()
-        self.positions = positions.reshape(-1, positions.shape[-1])
+        positions = kwargs.get("position_ids")
+        if positions is None:  # the decoder counts for itself
+            self.positions = np.arange(kwargs["inputs_embeds"].shape[1])[None]
+        else:
+            self.positions = positions.numpy().reshape(-1, positions.shape[-1])
 
 
 def _import_transformers() -> Any:

@@ -13,15 +13,16 @@ import numpy as np
 from mmjax.config import MultimodalConfig
 from mmjax.errors import EngineError, PlaceholderError, RequestError
 from mmjax.inputs.chat import ChatRenderer, load_chat_template
+from mmjax.inputs.clip_durations import DurationMark, clip_seconds, fill_durations
 from mmjax.inputs.content_parts import MediaPart
 from mmjax.inputs.embeddings import accept_embeddings
 from mmjax.inputs.hashing import item_digest
-from mmjax.inputs.items import Modality
+from mmjax.inputs.items import Modality, VideoMetadata
 from mmjax.inputs.prepare import prepare_prompt
 from mmjax.inputs.process import media_item, planned_item
 from mmjax.inputs.prompt import ItemInput, PreparedPrompt
 from mmjax.inputs.prompt_forms import compact_prompt
-from mmjax.inputs.tokenise import GuardedTokenizer
+from mmjax.inputs.tokenise import GuardedTokenizer, Segment
 from mmjax.media import MediaOptions, open_media
 from mmjax.models.family import Model
 
@@ -62,6 +63,7 @@ class Frontend:
         )
         self._renderer: ChatRenderer | None = None
         self._tokenizer = GuardedTokenizer(model.tokenizer, model.processor.never_sampled)
+        self._duration_mark: DurationMark | None = getattr(model.processor, "duration_mark", None)
 
     # ---- prompts --------------------------------------------------------------------------------------------------
 
@@ -72,9 +74,11 @@ class Frontend:
 
         Raises RequestError and its kinds for whatever is wrong with it, before any device work.
         """
-        prompt = self._chat_renderer().encode(messages)
+        renderer = self._chat_renderer()
+        prompt = renderer.encode(messages)
         self._check_counts(prompt.media)
         items = self._items(self._named(prompt.media, options), options, pixels)
+        prompt = renderer.with_durations(prompt, _clips(items))
         return self._prepare(prompt.token_ids, items, options, limit)
 
     def prompt(
@@ -92,11 +96,22 @@ class Frontend:
         by_modality: dict[Modality, list[ItemInput]] = {}
         for item in items:
             by_modality.setdefault(item.plan.modality, []).append(item)
-        ids = self._tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            ids = self._tokenizer.encode_prompt(self._with_durations(prompt, items))
+        else:
+            ids = prompt
         plans = {modality: [item.plan for item in group] for modality, group in by_modality.items()}
         compact, order = compact_prompt(ids, plans, self.model.processor)
         ordered = [by_modality[modality][index] for modality, index in order]
         return self._prepare(compact, ordered, options, limit)
+
+    def _with_durations(self, prompt: str, items: Sequence[ItemInput]) -> str:
+        """The prompt with the seconds of its clips where it has marks for them."""
+        if self._duration_mark is None:
+            return prompt
+        seconds = [clip_seconds(clip) for clip in _clips(items)]
+        (filled,) = fill_durations([Segment(prompt, from_user=False)], self._duration_mark, seconds)
+        return filled.text
 
     def images(self, images: Sequence[Any], options: InputOptions) -> PreparedPrompt:
         """Items alone, for `LLM.encode`: a prompt of nothing but their spans."""
@@ -132,6 +147,7 @@ class Frontend:
                 self.model.processor.placeholder_text,
                 self.model.processor.never_sampled,
                 load_chat_template(self.model.path),
+                self._duration_mark,
             )
         return self._renderer
 
@@ -204,6 +220,10 @@ def data_parts(multi_modal_data: Mapping[str, Any] | None) -> list[MediaPart]:
         values = values if isinstance(values, list) else [values]
         parts += [MediaPart(modality, value) for value in values]
     return parts
+
+
+def _clips(items: Sequence[ItemInput]) -> list[VideoMetadata]:
+    return [item.source.metadata for item in items if item.plan.modality is Modality.VIDEO]
 
 
 def _modality(name: str) -> Modality:

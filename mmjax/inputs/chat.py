@@ -21,9 +21,10 @@ import numpy as np
 from jaxtyping import Int32
 
 from mmjax.errors import CheckpointError, PlaceholderError, RequestError
+from mmjax.inputs.clip_durations import DurationMark, clip_seconds, fill_durations
 from mmjax.inputs.content_format import ContentFormat, accepts_string, detect_content_format
 from mmjax.inputs.content_parts import MediaPart, Message, media_parts, parse_messages
-from mmjax.inputs.items import Modality
+from mmjax.inputs.items import Modality, VideoMetadata
 from mmjax.inputs.tokenise import GuardedTokenizer, Segment
 
 KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "model", "ipython"})
@@ -37,11 +38,13 @@ class ChatPrompt:
       token_ids: int32 [S].
       media: the items in the order of their placeholders.
       text: what the template rendered.
+      segments: the same, by writer.
     """
 
     token_ids: Int32[np.ndarray, "S"]
     media: tuple[MediaPart, ...]
     text: str
+    segments: tuple[Segment, ...]
 
 
 def load_chat_template(checkpoint: Path | str) -> str | None:
@@ -60,6 +63,7 @@ class ChatRenderer:
       placeholder_text: the token that stands for an item of each modality the model takes.
       guarded_ids: ids that only items may bring into a context, besides the tokenizer's special ones.
       chat_template: used in place of the tokenizer's own.
+      duration_mark: what the template writes for the seconds of a clip.
 
     Raises:
       CheckpointError: there is no chat template, or the tokenizer lacks a placeholder.
@@ -71,6 +75,7 @@ class ChatRenderer:
         placeholder_text: Mapping[Modality, str],
         guarded_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        duration_mark: DurationMark | None = None,
     ):
         if chat_template is None and tokenizer.chat_template is None:
             raise CheckpointError(
@@ -79,6 +84,7 @@ class ChatRenderer:
             )
         self._hf = tokenizer
         self._template = chat_template
+        self._mark = duration_mark
         self._placeholder_text = dict(placeholder_text)
         placeholder_ids = {modality: _token_id(tokenizer, text) for modality, text in placeholder_text.items()}
         self._modality_of = {token: modality for modality, token in placeholder_ids.items()}
@@ -113,9 +119,31 @@ class ChatRenderer:
         if plain is not None:
             segments = [Segment(plain, from_user=False)]
         ids = self.tokenizer.encode_segments(segments)
-        return ChatPrompt(
-            np.asarray(ids, np.int32), self._in_prompt_order(ids, media), "".join(part.text for part in segments)
-        )
+        text = "".join(part.text for part in segments)
+        return ChatPrompt(np.asarray(ids, np.int32), self._in_prompt_order(ids, media), text, tuple(segments))
+
+    def with_durations(self, prompt: ChatPrompt, metadata: Sequence[VideoMetadata]) -> ChatPrompt:
+        """The prompt with the seconds of its clips where the template left a mark for them.
+
+        Args:
+          metadata: of the clips, in the order of their placeholders.
+
+        Raises:
+          RequestError: more marks than clips whose message part does not give the seconds itself.
+        """
+        if self._mark is None or self._marks(prompt.segments) == 0:
+            return prompt
+        clips = [part for part in prompt.media if part.modality is Modality.VIDEO]
+        unsaid = [clip for part, clip in zip(clips, metadata, strict=True) if self._mark.key not in part.options]
+        segments = fill_durations(prompt.segments, self._mark, [clip_seconds(clip) for clip in unsaid])
+        ids = np.asarray(self.tokenizer.encode_segments(segments), np.int32)
+        return ChatPrompt(ids, prompt.media, "".join(part.text for part in segments), tuple(segments))
+
+    def _marks(self, segments: Sequence[Segment]) -> int:
+        """How many duration marks template text holds."""
+        if self._mark is None:
+            return 0
+        return sum(segment.text.count(self._mark.text) for segment in segments if not segment.from_user)
 
     def _plain_rendering(
         self,
@@ -132,8 +160,9 @@ class ChatRenderer:
         if masked.spells_guarded():
             return None
         plain = self._render(parsed, tools, options, str, lambda part: self._placeholder_text[part.modality], _same)
-        written = self.tokenizer.guarded_sequence([Segment(plain, from_user=False)])
-        return plain if written == self.tokenizer.guarded_sequence(segments) else None
+        whole = [Segment(plain, from_user=False)]
+        same_tokens = self.tokenizer.guarded_sequence(whole) == self.tokenizer.guarded_sequence(segments)
+        return plain if same_tokens and self._marks(whole) == self._marks(segments) else None
 
     def _render(
         self,
@@ -159,7 +188,7 @@ class ChatRenderer:
             elif parts is None:
                 content = None
             elif content_format is ContentFormat.OPENAI:
-                content = [_typed_part(part, user_text) for part in parts]
+                content = [_typed_part(part, user_text, self._mark) for part in parts]
             else:
                 content = "".join(user_text(part) if isinstance(part, str) else media(part) for part in parts)
             conversation.append({"role": message.role, "content": content, **extra})
@@ -268,12 +297,13 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _typed_part(part: str | MediaPart, user_text: Callable[[str], str]) -> dict[str, str]:
-    """A part as templates know it. Some look at `type`, some for a key of that name."""
+def _typed_part(part: str | MediaPart, user_text: Callable[[str], str], mark: DurationMark | None) -> dict[str, Any]:
+    """A part as templates know it. Some look at `type`, some for a key of that name; and for a clip's seconds."""
     if isinstance(part, str):
         return {"type": "text", "text": user_text(part)}
     name = part.modality.value
-    return {"type": name, name: name}
+    said = mark is not None and isinstance(part.options.get(mark.key), int | float)
+    return {"type": name, name: name} | ({mark.key: part.options[mark.key]} if said else {})
 
 
 def _token_id(tokenizer: Any, text: str) -> int:

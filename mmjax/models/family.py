@@ -58,7 +58,10 @@ class Weight:
 
 
 class Processor(Protocol):
-    """Host side of a family: pixels in, patches, grids, placeholder ids and positions out. numpy only."""
+    """Host side of a family: pixels in, patches, grids, placeholder ids and positions out. numpy only.
+
+    A processor may have a `duration_mark` (`inputs.clip_durations`): what its chat template writes for a clip's seconds.
+    """
 
     placeholder_text: Mapping[Modality, str]  # the one token in the chat template that stands for an item
     placeholder_id: Mapping[Modality, int]
@@ -99,6 +102,11 @@ class Processor(Protocol):
         """The family's `VisionInputs` of freshly made numpy arrays, padded to `bucket`."""
 
 
+def _keys_and_values(cfg: ModelConfig) -> tuple[tuple[int, int, int], ...]:
+    """A key and a value of every KV head."""
+    return ((2, cfg.num_kv_heads, cfg.head_dim),) * cfg.num_layers
+
+
 def _no_other_layouts(cfg: ModelConfig) -> tuple[tuple[Weight, ...], ...]:
     return ()
 
@@ -125,6 +133,8 @@ class Family:
     deepstack_layers: Callable[[ModelConfig], tuple[int, ...]]  # text layers after which level k is added
     # Tables of other shapes under the same names, for checkpoints stored so; a checkpoint follows one table throughout.
     other_layouts: Callable[[ModelConfig], tuple[tuple[Weight, ...], ...]] = _no_other_layouts
+    # What a token leaves in the pages of each layer, (parts, heads, width).
+    state_shapes: Callable[[ModelConfig], tuple[tuple[int, int, int], ...]] = _keys_and_values
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Weight:
 class Processor(Protocol):
     """Host side of a family: pixels in, patches, grids, placeholder ids and positions out. numpy only.
 
-    A processor may have a `duration_mark` (`inputs.clip_durations`): what its chat template writes for a clip's seconds.
+    Optional: `duration_mark` (`inputs.clip_durations`), what the chat template writes for the seconds of a clip.
     """
 
     placeholder_text: Mapping[Modality, str]  # the one token in the chat template that stands for an item

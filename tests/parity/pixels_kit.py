@@ -34,8 +34,7 @@ class Config:
     window_capacity: int = 0
     image_token_id: int = 7
     video_token_id: int = 8
-    vision_start_token_id: int = 5
-    vision_end_token_id: int = 6
+    never_sampled: tuple[int, ...] = (7, 8, 5, 6)
 
 
 QWEN25 = Config(Vision(tokens_per_second=2.0), window_capacity=64)

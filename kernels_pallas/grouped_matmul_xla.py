@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grouped matrix product in plain XLA: a loop over the blocks that hold rows."""
+"""The grouped matrix product in plain XLA: a loop over the blocks, those without rows skipped."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ def grouped_matmul_xla(
     x: Float[Array, "places K"], weights: Float[Array, "X K N"], groups: RowGroups
 ) -> Float[Array, "places N"]:
     """Each block's rows times its group's matrix; blocks without rows give zeros."""
-    rows = groups.block_rows
+    rows, inner, outer = groups.block_rows, *weights.shape[1:]
 
-    def block(index, out):
-        part = jax.lax.dynamic_slice_in_dim(x, index * rows, rows) @ weights[groups.group[index]]
-        return jax.lax.dynamic_update_slice_in_dim(out, part, index * rows, 0)
+    def block(inputs):
+        part, group, used = inputs
+        empty = jnp.zeros((rows, outer), x.dtype)
+        return jax.lax.cond(used, lambda: part @ weights[group], lambda: empty)
 
-    return jax.lax.fori_loop(0, groups.count, block, jnp.zeros((len(x), weights.shape[2]), x.dtype))
+    used = jnp.arange(len(groups.group)) < groups.count
+    return jax.lax.map(block, (x.reshape(-1, rows, inner), groups.group, used)).reshape(-1, outer)

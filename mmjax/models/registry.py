@@ -6,10 +6,18 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from mmjax.errors import CheckpointError
-from mmjax.models import hyperclovax, qwen2_5_vl, qwen2_vl
+from mmjax.models import hyperclovax, mistral3, pixtral_12b, qwen2_5_vl, qwen2_vl, qwen3_vl, qwen3_vl_moe
 from mmjax.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (qwen2_vl.FAMILY, qwen2_5_vl.FAMILY, hyperclovax.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    qwen2_vl.FAMILY,
+    qwen2_5_vl.FAMILY,
+    hyperclovax.FAMILY,
+    mistral3.FAMILY,
+    pixtral_12b.FAMILY,
+    qwen3_vl.FAMILY,
+    qwen3_vl_moe.FAMILY,
+)
 
 ENTRY_POINTS = "mmjax.families"  # group under which other packages offer a Family
 

@@ -86,3 +86,12 @@ def test_padding_may_hold_anything(block):
     outs = [np.asarray(mixture(x, layer_of(block), Routing()))[:real] for x in (clean, dirty)]
     assert np.array_equal(*outs)
     assert np.isfinite(outs[0]).all()
+
+
+def test_gradients_reach_tokens_and_parameters(block):
+    def loss(x, layer):
+        return jnp.square(moe_mlp(x, layer, Routing())).sum()
+
+    gradients = jax.tree.leaves(jax.jit(jax.grad(loss, argnums=(0, 1)))(tokens(), layer_of(block)))
+    assert len(gradients) == 4
+    assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in gradients)

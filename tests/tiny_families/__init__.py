@@ -12,7 +12,9 @@ MODULES = {
     "qwen2_vl": "tiny",
     "qwen2_5_vl": "tiny",
     "qwen3_vl": "tiny_families.qwen3_vl",
+    "qwen3_vl_moe": "tiny_families.qwen3_vl_moe",
     "hyperclovax": "tiny_families.hyperclovax",
+    "deepseek_v4_1": "tiny_families.deepseek_v4_1",
     "mistral3": "tiny_families.mistral",
     "pixtral": "tiny_families.mistral",
 }

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from mmjax.models import qwen3_vl
 from mmjax.models.qwen3_vl_moe.config import config_from_hf
-from mmjax.models.qwen3_vl_moe.weights import outputs_first, weights
+from mmjax.models.qwen3_vl_moe.weights import outputs_first
 
 FAMILY = replace(
     qwen3_vl.FAMILY,
     name="qwen3_vl_moe",
     model_types=("qwen3_vl_moe",),
     config=config_from_hf,
-    weights=weights,
     other_layouts=outputs_first,
 )

@@ -13,13 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mmjax.models.family import Weight
-from mmjax.models.qwen3_vl import weights as qwen3_vl
 from mmjax.models.qwen3_vl.config import Qwen3VLConfig
-
-
-def weights(cfg: Qwen3VLConfig) -> tuple[Weight, ...]:
-    """Every leaf of the parameter tree and the checkpoint tensors it is made of, as published."""
-    return qwen3_vl.weights(cfg)
+from mmjax.models.qwen3_vl.weights import weights
 
 
 def outputs_first(cfg: Qwen3VLConfig) -> tuple[tuple[Weight, ...]]:

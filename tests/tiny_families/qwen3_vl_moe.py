@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny Qwen3-VL mixtures: the tower and prompts of `qwen3_vl`, and a decoder whose layers have experts but the first."""
+"""Tiny Qwen3-VL mixtures: tower and prompts of `qwen3_vl`, and a decoder with experts in all layers but the first."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tiny
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+
 from tiny_families import qwen3_vl
 
 

@@ -26,6 +26,8 @@ FORMAT_VERSION = 1
 TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",))
 PROCESSOR_FILES = (("preprocessor_config.json",), ("processor_config.json",))
 
+HEADS = frozenset({"lm_head.weight", "language_model.lm_head.weight"})  # names of the output head in all layouts
+
 # Files that go with the weights wherever they go; patterns of the top level of the directory.
 COMPANION_PATTERNS = (
     "config.json",
@@ -56,7 +58,7 @@ class Checkpoint:
     """A directory that has been looked at.
 
     Attributes:
-      config: config.json as it stands.
+      config: config.json as it stands, but for `tie_word_embeddings` where a stored head answers what it leaves open.
       manifest: None for a Hugging Face directory.
       weight_files: its safetensors files, in order; empty for a converted one.
     """
@@ -112,7 +114,19 @@ def describe(path: str | Path, parts: Collection[Part] = ALL_PARTS) -> Checkpoin
     if "weights" in parts and (quantization := config.get("quantization_config")):
         method = quantization.get("quant_method", "unknown method")
         raise CheckpointError(f"{path} holds quantised weights ({method}); mmjax loads float32, float16 and bfloat16")
-    return Checkpoint(path, config, manifest, weight_files)
+    return Checkpoint(path, _settle_tie(config, path, weight_files), manifest, weight_files)
+
+
+def _settle_tie(config: dict[str, Any], path: Path, weight_files: tuple[Path, ...]) -> dict[str, Any]:
+    """`config`, saying that the output head is not tied where it says nothing and the weights hold a head.
+
+    Model classes differ in what silence means, and published checkpoints of some say nothing against their class.
+    """
+    if "tie_word_embeddings" in config or not weight_files:
+        return config
+    single = path / SINGLE_FILE
+    names = read_header(single) if single.is_file() else _read_json(path / INDEX_FILE).get("weight_map", {})
+    return config if HEADS.isdisjoint(names) else {**config, "tie_word_embeddings": False}
 
 
 def _find_weights(path: Path, manifest: Manifest | None) -> tuple[tuple[Path, ...], list[str]]:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import pytest
-
-# Page sizes by model: tiny random ones of two families, and the demo model, whose answers hang on its pictures.
-PAGES = {"qwen2_5_vl": (4, 16), "qwen2_vl": (8,), "demo": (16,)}
+from property_models import MODELS
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +21,7 @@ def property_world(tiny_checkpoint):
         if name not in made:
             path = checkpoint_path() if name == "demo" else tiny_checkpoint(name, **llm_kit.CHECKPOINT).path
             fill = worlds.fill_with_scenes if name == "demo" else worlds.fill_with_noise
-            made[name] = fill(worlds.build_world(path, PAGES[name]))
+            made[name] = fill(worlds.build_world(path, MODELS[name].pages))
         return made[name]
 
     return make

@@ -16,12 +16,12 @@ from itertools import count
 import pytest
 from property_episodes import Episode, draw_episode, smallest
 from property_judge import Tally, run_episode
+from property_models import MODELS
 from property_world import World
 
 REQUESTS = int(os.environ.get("MMJAX_PROPERTY_REQUESTS", "2000"))
 SEED = int(os.environ.get("MMJAX_PROPERTY_SEED", "0"))
 TIES = 1e-3  # of all tokens
-SHARES = {"qwen2_5_vl": 0.6, "qwen2_vl": 0.3, "demo": 0.1}  # of the requests; the demo model takes ten times as long
 
 
 def judge(world: World, episode: Episode, tally: Tally) -> None:
@@ -42,13 +42,13 @@ def judge(world: World, episode: Episode, tally: Tally) -> None:
 
 
 @pytest.mark.timeout(0 if REQUESTS > 2000 else 600)
-@pytest.mark.parametrize("name", SHARES)
+@pytest.mark.parametrize("name", MODELS)
 def test_answers_are_the_references(property_world, name, caplog, capsys):
     caplog.set_level(logging.CRITICAL)  # device errors are injected by the dozen
     world, tally = property_world(name), Tally()
     start = time.perf_counter()
     for seed in count(SEED):
-        if tally.requests >= REQUESTS * SHARES[name]:
+        if tally.requests >= REQUESTS * MODELS[name].share:
             break
         judge(world, draw_episode(world, seed), tally)
     with capsys.disabled():

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which models the whole-engine property test plays with. A family takes part by one line here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PropertyModel(NamedTuple):
+    """Page sizes of its machines, and its share of the requests."""
+
+    pages: tuple[int, ...]
+    share: float
+
+
+# Tiny random models by family, and the demo model, whose answers hang on its pictures: it takes ten times as long.
+MODELS = {
+    "qwen2_5_vl": PropertyModel((4, 16), 0.6),
+    "qwen2_vl": PropertyModel((8,), 0.3),
+    "demo": PropertyModel((16,), 0.1),
+    "hyperclovax": PropertyModel((16,), 0.075),
+}

@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from conversion.loader import load_params
 from kernels_pallas.dispatch import VisionOps, reference_attention, reference_vision_ops
+from mmjax.models.qwen3_vl.vision_inputs import Qwen3VLVisionInputs
 from mmjax.models.registry import family_for
 from mmjax.models.steps import embed_tokens
 from mmjax.models.vision_inputs import VisionInputs
@@ -53,13 +54,12 @@ def noise(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def reference_inputs(checkpoint, case: Case) -> dict[str, torch.Tensor]:
-    """What transformers' own processor makes of a case."""
+    """What transformers' own processor makes of a case; clips are sampled where it does so by itself."""
     media = {}
     if case.images:
         media["images"] = [noise((*size, 3), i) for i, size in enumerate(case.images)]
     if case.videos:
         media["videos"] = [noise((*size, 3), 50 + i) for i, size in enumerate(case.videos)]
-        media["do_sample_frames"] = False
         media["video_metadata"] = [
             [
                 {
@@ -129,23 +129,44 @@ def as_bytes(pixel_values: np.ndarray, table: np.ndarray) -> np.ndarray:
     return found.reshape(len(patches), -1).astype(np.uint8)
 
 
+def table_taps(height: int, width: int, merge: int, side: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Entries of a square table around each patch of a frame, and their shares: corners lie on corners."""
+    index, weight = [], []
+    for row, column in frame_order(height, width, merge):
+        y, x = (at * (side - 1) / max(size - 1, 1) for at, size in ((row, height), (column, width)))
+        up, left = int(y), int(x)
+        corners = [(up, left), (up, left + 1), (up + 1, left), (up + 1, left + 1)]
+        index.append([min(i, side - 1) * side + min(j, side - 1) for i, j in corners])
+        weight.append([(1 - abs(y - i)) * (1 - abs(x - j)) for i, j in corners])
+    return index, weight
+
+
+def frame_order(height: int, width: int, merge: int) -> list[tuple[int, int]]:
+    """Row and column of every patch of a frame, merge block by merge block."""
+    return [
+        (by * merge + y, bx * merge + x)
+        for by in range(height // merge)
+        for bx in range(width // merge)
+        for y in range(merge)
+        for x in range(merge)
+    ]
+
+
 def pack(
     patches: np.ndarray, grids: list[tuple[int, int, int]], cfg, *, extra: int = 0, garbage: int = 0
 ) -> VisionInputs:
     """Packed inputs of `grids`, with `extra` padded patches filled with byte `garbage` and one empty segment."""
     merge, total = cfg.vision.merge, len(patches) + extra
     positions, lengths, windows = [], [], []
+    taps: tuple[list, list] = ([], [])
     capacity = cfg.window_capacity
     side = int(capacity**0.5) // merge if capacity else 0
     for t, h, w in grids:
-        order = [
-            (by * merge + y, bx * merge + x)
-            for by in range(h // merge)
-            for bx in range(w // merge)
-            for y in range(merge)
-            for x in range(merge)
-        ]
+        order = frame_order(h, w, merge)
         for _ in range(t):
+            if hasattr(cfg.vision, "table_side"):
+                for mine, frames in zip(taps, table_taps(h, w, merge, cfg.vision.table_side), strict=True):
+                    mine += frames
             start = sum(lengths)
             lengths.append(h * w)
             positions += order
@@ -155,12 +176,18 @@ def pack(
                     members.setdefault((row // merge // side, column // merge // side), []).append(start + i)
                 windows += [ids + [total] * (capacity - len(ids)) for _, ids in sorted(members.items())]
     offsets = np.cumsum([0, *lengths])
-    return VisionInputs(
+    inputs = VisionInputs(
         patches=np.pad(patches, ((0, extra), (0, 0)), constant_values=garbage),
         num_patches=np.int32(len(patches)),
         positions=np.pad(np.array(positions, np.int32), ((0, extra), (0, 0))),
         cu_seqlens=np.append(offsets, offsets[-1]).astype(np.int32),
         window_index=np.array([*windows, [total] * capacity], np.int32) if side else np.zeros((0, 0), np.int32),
+    )
+    if not hasattr(cfg.vision, "table_side"):
+        return inputs
+    index, weight = (np.pad(np.array(mine), ((0, extra), (0, 0))) for mine in taps)
+    return Qwen3VLVisionInputs(
+        **vars(inputs), table_index=index.astype(np.int32), table_weight=weight.astype(np.float32)
     )
 
 

@@ -16,24 +16,26 @@ from qwen_kit import ours as ours_of
 
 from kernels_pallas.dispatch import reference_attention, vision_ops
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
+from mmjax.layers.fusion import gather_embeds
 from mmjax.models.decoder import text
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 def reference_rows(model, inputs) -> np.ndarray:
-    """transformers' tower on each kind of media, images first."""
+    """transformers' tower on each kind of media, images first; deepstack levels stand behind the main rows."""
     rows = []
     with torch.no_grad():
         for pixels, grid in (("pixel_values", "image_grid_thw"), ("pixel_values_videos", "video_grid_thw")):
             if pixels in inputs:
                 output = model.model.visual(inputs[pixels].to(model.dtype), grid_thw=inputs[grid])
-                rows.append(output.pooler_output.float().numpy())
-    return np.concatenate(rows) if rows else np.zeros((0, 64), np.float32)
+                levels = getattr(output, "deepstack_features", None) or []
+                rows.append(torch.cat([output.pooler_output, *levels], dim=-1).float().numpy())
+    return np.concatenate(rows)
 
 
 def reference_text(model, inputs) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """transformers' hidden states around every layer, its logits and its positions [3, T]."""
+    """transformers' hidden states around every layer (L + 1 arrays), its logits and its positions [3, T]."""
     keys = (
         "input_ids",
         "mm_token_type_ids",
@@ -42,10 +44,19 @@ def reference_text(model, inputs) -> tuple[list[np.ndarray], np.ndarray, np.ndar
         "second_per_grid_ts",
         "attention_mask",
     )
+    hidden: list[np.ndarray] = []
+
+    def keep(module, args, kwargs) -> None:
+        hidden.append((args[0] if args else kwargs["hidden_states"])[0].float().numpy().copy())
+
+    # Inputs and not outputs: deepstack rows are added between two layers.
+    decoder = model.get_decoder()
+    hooks = [part.register_forward_pre_hook(keep, with_kwargs=True) for part in (*decoder.layers, decoder.norm)]
     with torch.no_grad():
         positions, _ = model.model.get_rope_index(**{key: inputs[key] for key in keys if key in inputs})
-        output = model(**inputs, position_ids=positions, output_hidden_states=True, use_cache=False)
-    hidden = [state[0].float().numpy() for state in output.hidden_states]
+        output = model(**inputs, position_ids=positions, use_cache=False)
+    for hook in hooks:
+        hook.remove()
     return hidden, output.logits[0].float().numpy(), positions[:, 0].numpy().astype(np.int32)
 
 
@@ -56,7 +67,7 @@ def text_arguments(inputs, rows: np.ndarray, positions: np.ndarray) -> tuple:
     order = np.argsort(inputs["mm_token_type_ids"][0].numpy()[is_row], kind="stable")
     row_index = np.full(len(ids), max(1, len(rows)), np.int32)
     row_index[np.flatnonzero(is_row)[order]] = np.arange(is_row.sum())
-    pool = rows if len(rows) else np.full((1, 64), np.nan, np.float32)
+    pool = rows if len(rows) else np.full((1, rows.shape[1]), np.nan, np.float32)
     return np.where(is_row, 0, ids), row_index, pool, positions
 
 
@@ -99,13 +110,12 @@ def test_every_layer_and_the_logits_match(tiny_checkpoint, family, case):
     ours = ours_of(checkpoint)
     inputs = reference_inputs(checkpoint, CASES[case])
     hidden, logits, positions = reference_text(checkpoint.model, inputs)
-    rows = np.zeros((0, 64), np.float32)
+    rows = np.zeros((0, ours.cfg.row_width), np.float32)
     if CASES[case].images:
         rows = ours.rows(pack(*media_of(inputs, ours.table), ours.cfg))
     around, our_logits = ours.layers_and_logits(text.layer_outputs, *text_arguments(inputs, rows, positions))
     assert len(around) == ours.cfg.num_layers + 1
-    # transformers stores the last state after the final norm; the logits cover that one.
-    for i, expected in enumerate(hidden[:-1]):
+    for i, expected in enumerate(hidden):
         np.testing.assert_allclose(around[i], expected, rtol=0, atol=tolerances.LOGITS, err_msg=f"before layer {i}")
     np.testing.assert_allclose(our_logits, logits, rtol=0, atol=tolerances.LOGITS)
     assert np.abs(logits).max() > 1.0  # far above the tolerance
@@ -133,7 +143,7 @@ def test_tied_head_is_the_embedding(tiny_checkpoint, family):
     assert "lm_head" not in ours.params["text"]
     inputs = reference_inputs(checkpoint, CASES["text"])
     _, logits, positions = reference_text(checkpoint.model, inputs)
-    rows = np.zeros((0, 64), np.float32)
+    rows = np.zeros((0, ours.cfg.row_width), np.float32)
     _, our_logits = ours.layers_and_logits(text.layer_outputs, *text_arguments(inputs, rows, positions))
     np.testing.assert_allclose(our_logits, logits, rtol=0, atol=tolerances.LOGITS)
 
@@ -199,15 +209,18 @@ def test_deepstack_rows_are_added_after_their_layers(tiny_checkpoint):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_reach_every_parameter(tiny_checkpoint, family):
-    checkpoint = tiny_checkpoint(family, layers=1, vision_depth=2)
+    checkpoint = tiny_checkpoint(family, layers=2, vision_depth=2)
     ours = ours_of(checkpoint)
     packed = pack(*media_of(reference_inputs(checkpoint, CASES["image"]), ours.table), ours.cfg)
-    positions = np.tile(np.arange(16, dtype=np.int32), (3, 1))
 
     def loss(params):
         rows = ours.family.encode(params["vision"], ours.cfg, packed, ours.table, vision_ops("cpu"))
-        hidden = jnp.concatenate([ours.family.embed(params["text"], ours.cfg, jnp.array([3])), rows])
-        hidden, _ = ours.family.forward(params["text"], ours.cfg, hidden, positions, ((),), None, reference_attention())
+        row_index = jnp.arange(-1, len(rows)) % (len(rows) + 1)  # one text token, then every row
+        ids = jnp.where(row_index < len(rows), 0, 3)
+        hidden, deepstack = gather_embeds(params["text"]["embed"], ids, rows, row_index)
+        positions = jnp.tile(jnp.arange(len(ids)), (3, 1))
+        rest = (((),) * 2, None, reference_attention(), deepstack)
+        hidden, _ = ours.family.forward(params["text"], ours.cfg, hidden, positions, *rest)
         return jnp.square(ours.family.logits(params["text"], ours.cfg, hidden)).mean()
 
     gradients = jax.jit(jax.grad(loss))(ours.params)

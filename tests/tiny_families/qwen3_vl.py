@@ -33,7 +33,8 @@ def build(
     """Makes and saves a model of `family` with its processor; options as in `tiny.build`.
 
     Args:
-      video_blocks: merge blocks of a clip, all frames counted.
+      video_blocks, max_frames: limits of clips: merge blocks of every frame of a clip of 8 frames or `max_frames`,
+        whichever is less.
     """
     torch.manual_seed(seed)
     config_class, model_class = CLASSES[family]
@@ -97,21 +98,14 @@ def token_ids() -> dict[str, int]:
 
 
 def make_processor(video_blocks: int, max_frames: int) -> transformers.ProcessorMixin:
-    """Pictures of 4 to 64 merge blocks, clips of 4 to `video_blocks`, all frames counted."""
+    """Pictures of 4 to 64 merge blocks; the limits of clips count all of their frames."""
 
     def size(blocks: int) -> dict[str, int]:
         return {"shortest_edge": 4 * BLOCK, "longest_edge": blocks * BLOCK}
 
     return transformers.Qwen3VLProcessor(
-        transformers.Qwen2VLImageProcessor(
-            size={"shortest_edge": 4 * BLOCK, "longest_edge": 64 * BLOCK},
-            patch_size=16,
-            image_mean=HALF,
-            image_std=HALF,
-        ),
+        transformers.Qwen2VLImageProcessor(size=size(64), patch_size=16, image_mean=HALF, image_std=HALF),
         tiny.tokenizer(),
-        transformers.Qwen3VLVideoProcessor(
-            size={"shortest_edge": 4 * BLOCK, "longest_edge": video_blocks * BLOCK}, max_frames=max_frames
-        ),
+        transformers.Qwen3VLVideoProcessor(size=size(video_blocks * min(max_frames, 8)), max_frames=max_frames),
         chat_template=tiny.CHAT_TEMPLATE,
     )

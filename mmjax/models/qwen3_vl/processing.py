@@ -21,6 +21,7 @@ from mmjax.models.qwen3_vl.positions import step_positions
 from mmjax.models.qwen3_vl.sizes import clip_resize, most_clip_blocks
 from mmjax.models.qwen3_vl.spans import ClipText
 from mmjax.models.qwen3_vl.vision_inputs import Qwen3VLVisionInputs
+from mmjax.models.qwen_shared.frames import DEFAULT_FPS
 from mmjax.models.qwen_shared.processing import QwenProcessor
 
 # What transformers' Qwen3VLVideoProcessor assumes.
@@ -71,7 +72,14 @@ class Qwen3VLProcessor(QwenProcessor):
         pad = self.placeholder_id[Modality.VIDEO]
         ids, embed = self.clip_text.span(seconds, plan.rows // plan.grid[0], pad)
         pair = (self.clip_text.start_id, self.clip_text.end_id)
-        return replace(plan, span_ids=ids, span_embed=embed, absorbs=None if plan.options[NESTED] else pair)
+        sampled_fps = len(frames) / metadata.total_num_frames * (DEFAULT_FPS if metadata.fps is None else metadata.fps)
+        return replace(
+            plan,
+            span_ids=ids,
+            span_embed=embed,
+            seconds_per_step=self.geometry.temporal / sampled_fps,
+            absorbs=None if plan.options[NESTED] else pair,
+        )
 
     def positions(
         self, token_ids: Int32[np.ndarray, "S"], spans: Sequence[tuple[int, ItemPlan]]

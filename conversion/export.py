@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ def export(
     """
     out = Path(out)
     name = dtype or cfg.dtype
-    stored_dtype = compute_dtype(name)
-    plan = leaves(family.weights(cfg), family.spec(cfg))
-    shards = _shards(plan, stored_dtype.itemsize, shard_bytes)
+    compute_dtype(name)
+    plan = leaves(family.weights(cfg), family.spec(replace(cfg, dtype=name)))
+    shards = _shards(plan, shard_bytes)
     out.mkdir(parents=True, exist_ok=True)
     for stale in (*out.glob("model*.safetensors"), *out.glob(INDEX_FILE)):
         stale.unlink()  # a single file left beside new shards would win over them
@@ -56,18 +57,18 @@ def export(
     weight_map: dict[str, str] = {}
     for index, shard in enumerate(shards):
         file = SINGLE_FILE if len(shards) == 1 else f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
-        tensors = {key: value for leaf in shard for key, value in _split(leaf, arrays[leaf.path], stored_dtype)}
+        tensors = {key: value for leaf in shard for key, value in _split(leaf, arrays[leaf.path])}
         save_file(tensors, out / file, metadata={"format": "pt"})  # transformers refuses files without it
         weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
-        total = sum(_stored_values(leaf) for leaf in plan) * stored_dtype.itemsize
+        total = sum(map(_stored_bytes, plan))
         write_json(out / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
     written = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": name}
     write_json(out / "config.json", written)
     return out
 
 
-def _split(leaf: Leaf, array: jax.Array, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
+def _split(leaf: Leaf, array: jax.Array) -> Iterator[tuple[str, np.ndarray]]:
     """The checkpoint tensors of a leaf: split, unstacked, unpadded, reshaped and cast."""
     values = np.asarray(array)
     if leaf.padded:
@@ -77,15 +78,15 @@ def _split(leaf: Leaf, array: jax.Array, dtype: np.dtype) -> Iterator[tuple[str,
         if np.any(values[padding]):
             raise CheckpointError(f"{leaf.path}: its padding holds values other than zero, which export would drop")
     for piece in leaf.pieces:
-        yield piece.name, np.ascontiguousarray(piece.of(values), dtype=dtype).reshape(piece.shape)
+        yield piece.name, np.ascontiguousarray(piece.of(values), dtype=_stored_dtype(leaf)).reshape(piece.shape)
 
 
-def _shards(plan: list[Leaf], itemsize: int, limit: int) -> list[list[Leaf]]:
+def _shards(plan: list[Leaf], limit: int) -> list[list[Leaf]]:
     """Leaves in order, in groups of at most `limit` bytes; a larger leaf is a group of its own."""
     groups: list[list[Leaf]] = [[]]
     size = 0
     for leaf in plan:
-        nbytes = _stored_values(leaf) * itemsize
+        nbytes = _stored_bytes(leaf)
         if groups[-1] and size + nbytes > limit:
             groups.append([])
             size = 0
@@ -94,5 +95,10 @@ def _shards(plan: list[Leaf], itemsize: int, limit: int) -> list[list[Leaf]]:
     return groups
 
 
-def _stored_values(leaf: Leaf) -> int:
-    return sum(int(np.prod(piece.shape)) for piece in leaf.pieces)
+def _stored_bytes(leaf: Leaf) -> int:
+    return sum(int(np.prod(piece.shape)) for piece in leaf.pieces) * _stored_dtype(leaf).itemsize
+
+
+def _stored_dtype(leaf: Leaf) -> np.dtype:
+    """The leaf's own, but tables of integers are stored as torch has them."""
+    return np.dtype(np.int64) if np.issubdtype(leaf.dtype, np.integer) else leaf.dtype

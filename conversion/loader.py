@@ -21,7 +21,7 @@ from conversion.checkpoint import Checkpoint, describe
 from conversion.dtypes import cast_into
 from conversion.layout import Leaf, leaves
 from conversion.matching import best_plan, match
-from conversion.safetensors_file import FLOAT_DTYPES, StoredTensor, read_bytes
+from conversion.safetensors_file import DTYPES, StoredTensor, read_bytes
 from mmjax.models.family import Family, ModelConfig
 
 READ_THREADS = 4
@@ -113,7 +113,7 @@ def assemble(leaf: Leaf, stored: dict[str, StoredTensor]) -> np.ndarray:
 
 
 def _read_into(out: np.ndarray, tensor: StoredTensor) -> None:
-    dtype = FLOAT_DTYPES[tensor.dtype]
+    dtype = DTYPES[tensor.dtype]
     if dtype == out.dtype and out.flags.c_contiguous:
         read_bytes(tensor, out)
         return

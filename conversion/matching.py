@@ -10,7 +10,7 @@ import numpy as np
 
 from conversion.checkpoint import Checkpoint
 from conversion.layout import Leaf
-from conversion.safetensors_file import FLOAT_DTYPES, StoredTensor, read_bytes
+from conversion.safetensors_file import FLOAT_DTYPES, INTEGER_DTYPES, StoredTensor, read_bytes
 from mmjax.errors import CheckpointError
 from mmjax.models.family import Family
 
@@ -45,10 +45,11 @@ def match(checkpoint: Checkpoint, family: Family, plan: Sequence[Leaf]) -> dict[
     A tied checkpoint may also store its head, or only its head, as long as that is the embedding.
 
     Raises:
-      CheckpointError: every missing, unexpected, doubled, misshaped and non-float tensor, and a head that differs from
-        the embedding it should be tied to.
+      CheckpointError: every missing, unexpected, doubled, misshaped and wrongly typed tensor, and a head that differs
+        from the embedding it should be tied to.
     """
     wanted = {piece.name: piece for leaf in plan for piece in leaf.pieces}
+    integers = {piece.name for leaf in plan if np.issubdtype(leaf.dtype, np.integer) for piece in leaf.pieces}
     stored: dict[str, StoredTensor] = {}
     doubled, misshaped, wrong_dtype = [], [], []
     for tensor in checkpoint.tensors():
@@ -61,7 +62,7 @@ def match(checkpoint: Checkpoint, family: Family, plan: Sequence[Leaf]) -> dict[
         tensor = stored[name]
         if tensor.shape != wanted[name].shape:
             misshaped.append(f"{tensor.name}: {list(tensor.shape)}, config.json implies {list(wanted[name].shape)}")
-        elif tensor.dtype not in FLOAT_DTYPES:
+        elif tensor.dtype not in (INTEGER_DTYPES if name in integers else FLOAT_DTYPES):
             wrong_dtype.append(f"{tensor.name}: {tensor.dtype}")
     unexpected = [
         tensor.name for name, tensor in stored.items() if name not in wanted and not name.endswith(HARMLESS_SUFFIXES)
@@ -71,7 +72,7 @@ def match(checkpoint: Checkpoint, family: Family, plan: Sequence[Leaf]) -> dict[
         "unexpected": unexpected,
         "stored twice": doubled,
         "misshaped": sorted(misshaped),
-        "of a dtype that is not float32, float16 or bfloat16": sorted(wrong_dtype),
+        "of a dtype that is not float32, float16 or bfloat16, or int64 or int32 for tables": sorted(wrong_dtype),
     }
     raise_if_any(checkpoint.path, family.name, groups)
     return {name: stored[name] for name in wanted}

@@ -26,6 +26,8 @@ FLOAT_DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+INTEGER_DTYPES = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
+DTYPES = FLOAT_DTYPES | INTEGER_DTYPES
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 def _stored(path: Path, name: str, entry: dict, base: int) -> StoredTensor:
     begin, end = entry["data_offsets"]
     dtype, shape = entry["dtype"], tuple(entry["shape"])
-    known = FLOAT_DTYPES.get(dtype)
+    known = DTYPES.get(dtype)
     if begin > end or (known is not None and math.prod(shape) * known.itemsize != end - begin):
         raise CheckpointError(f"{path}: {name} is {dtype} {list(shape)}, but the file holds {end - begin} bytes for it")
     return StoredTensor(name, path, dtype, shape, base + begin, end - begin)

@@ -53,13 +53,19 @@ def write_kv(
 
     Real slots are distinct and not negative (-1 would wrap to the last page); others are dropped.
     """
-    num_blocks, _, _, page, _ = kv_layer.shape
+    return write_rows(kv_layer, jnp.stack([k, v], axis=1), slots)
+
+
+def write_rows(
+    pages: Float[Array, "num_blocks parts K page D"], rows: Float[Array, "T parts K D"], slots: Int[Array, " T"]
+) -> Float[Array, "num_blocks parts K page D"]:
+    """The pages after row t was written to slots[t]; see `write_kv`, whose pages have two parts."""
+    num_blocks, _, _, page, _ = pages.shape
     pool = num_blocks * page
     # Dropped slots are spread out past the pool, so that all are distinct and the scatter may run in any order.
     slots = jnp.where(slots < pool, slots, pool + jnp.arange(slots.shape[0], dtype=slots.dtype))
-    rows = jnp.stack([k, v], axis=1).astype(kv_layer.dtype)
-    at = kv_layer.at[slots // page, :, :, slots % page]
-    return at.set(rows, mode="drop", unique_indices=True)
+    at = pages.at[slots // page, :, :, slots % page]
+    return at.set(rows.astype(pages.dtype), mode="drop", unique_indices=True)
 
 
 def read_pages(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -91,9 +92,8 @@ class ModelRunner:
 
     def bytes_per_block(self) -> int:
         """Bytes of one KV page over all layers."""
-        cfg = self.cfg
-        values = 2 * cfg.num_kv_heads * self.config.tokens_per_block * cfg.head_dim
-        return values * cfg.num_layers * jnp.dtype(cfg.dtype).itemsize
+        values = sum(math.prod(shape) for shape in self.family.state_shapes(self.cfg))
+        return values * self.config.tokens_per_block * jnp.dtype(self.cfg.dtype).itemsize
 
     def allocate(self) -> None:
         """Makes the state's arrays; after a device error, makes them again."""
@@ -102,9 +102,11 @@ class ModelRunner:
 
     def _fresh_state(self) -> EngineState:
         cfg, layout = self.cfg, self.layout
-        shape = (layout.num_blocks, 2, cfg.num_kv_heads, layout.page, cfg.head_dim)
         return EngineState(
-            kv=tuple(jnp.zeros(shape, cfg.dtype) for _ in range(cfg.num_layers)),
+            kv=tuple(
+                jnp.zeros((layout.num_blocks, parts, heads, layout.page, width), cfg.dtype)
+                for parts, heads, width in self.family.state_shapes(cfg)
+            ),
             sampler=init_state(layout.num_slots, cfg.vocab_size),
             last_token=jnp.zeros(layout.num_slots, jnp.int32),
         )

@@ -27,7 +27,7 @@ class ConfigSection:
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
 
-    def keys(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """Every key that is set."""
         return tuple(key for key in self._values if key in self)
 

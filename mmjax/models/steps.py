@@ -33,7 +33,7 @@ class EngineState:
     """Device arrays that outlive a step; donated to every step and returned by it.
 
     Attributes:
-      kv: one [num_blocks, 2, K, page, D] array a layer.
+      kv: one [num_blocks, parts, heads, page, width] array a layer; keys and values where the family says no other.
       sampler: what penalties need to know about each slot's tokens.
       last_token: int32 [slots], the newest token of each slot, so that decoding never waits for the host.
     """

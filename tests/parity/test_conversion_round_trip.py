@@ -134,7 +134,9 @@ def test_export_refuses_padding_that_is_not_zero(tmp_path):
         export(params, family, cfg, tmp_path / "out", config={})
 
 
-@pytest.mark.parametrize(("name", "tie"), [("qwen2_vl", False), ("qwen2_5_vl", True)])
+@pytest.mark.parametrize(
+    ("name", "tie"), [("qwen2_vl", False), ("qwen2_5_vl", True), ("hyperclovax", False), ("hyperclovax", True)]
+)
 def test_transformers_loads_what_export_writes(tiny_checkpoint, tmp_path, name, tie):
     """Every parameter comes back bit for bit, from matrices that were padded (544 is no multiple of 64)."""
     transformers = pytest.importorskip("transformers")

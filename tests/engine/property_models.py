@@ -19,4 +19,6 @@ MODELS = {
     "qwen2_vl": PropertyModel((8,), 0.3),
     "demo": PropertyModel((16,), 0.1),
     "hyperclovax": PropertyModel((16,), 0.075),
+    "qwen3_vl": PropertyModel((8,), 0.075),
+    "qwen3_vl_moe": PropertyModel((16,), 0.05),
 }

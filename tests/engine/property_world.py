@@ -197,7 +197,7 @@ def fill_with_noise(world: World, seed: int = 0) -> World:
     for modality, shape in values:
         pixels = rng.integers(0, 256, shape, dtype=np.uint8)
         world.stock.append(media_item(open_media(modality, pixels, MediaOptions()), processor))
-    smaller = {"max_pixels": 56 * 56}
+    smaller = {"max_pixels": 64 * 64}
     rows = rng.normal(size=(world.stock[3].plan.rows, world.model.cfg.row_width)).astype(np.float32)
     world.stock += [
         media_item(world.stock[4].source, processor, smaller),  # the same picture, in fewer rows

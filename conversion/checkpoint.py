@@ -26,7 +26,8 @@ FORMAT_VERSION = 1
 TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",))
 PROCESSOR_FILES = (("preprocessor_config.json",), ("processor_config.json",))
 
-HEADS = frozenset({"lm_head.weight", "language_model.lm_head.weight"})  # names of the output head in all layouts
+# Names of the output head in all layouts.
+HEADS = frozenset(f"{prefix}lm_head.weight" for prefix in ("", "language_model.", "model.language_model."))
 
 # Files that go with the weights wherever they go; patterns of the top level of the directory.
 COMPANION_PATTERNS = (

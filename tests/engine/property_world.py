@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from tolerances import TIE
 
 import mmjax
 from mmjax.demo import demo_clip, demo_pair, demo_scene
+from mmjax.errors import RequestError
 from mmjax.frontend import Frontend, InputOptions
 from mmjax.inputs.hashing import item_digest
 from mmjax.inputs.items import Modality, ProcessedItem
@@ -193,14 +195,17 @@ def build_world(path: Any, pages: Sequence[int], seed: int = 0) -> World:
 def fill_with_noise(world: World, seed: int = 0) -> World:
     """Stock and prompts for a model of random weights: pictures and clips of noise, text of random tokens."""
     rng, processor = np.random.default_rng(seed), world.model.processor
-    values = [(Modality.IMAGE, (*size, 3)) for size in PICTURES] + [(Modality.VIDEO, (*size, 3)) for size in CLIPS]
+    values = [(Modality.IMAGE, (*size, 3)) for size in PICTURES]
+    if Modality.VIDEO in processor.placeholder_id:
+        values += [(Modality.VIDEO, (*size, 3)) for size in CLIPS]
     for modality, shape in values:
         pixels = rng.integers(0, 256, shape, dtype=np.uint8)
         world.stock.append(media_item(open_media(modality, pixels, MediaOptions()), processor))
-    smaller = {"max_pixels": 64 * 64}
     rows = rng.normal(size=(world.stock[3].plan.rows, world.model.cfg.row_width)).astype(np.float32)
+    with suppress(RequestError):  # of a family whose processor takes no such option
+        # The same picture, in fewer rows.
+        world.stock.append(media_item(world.stock[4].source, processor, {"max_pixels": 64 * 64}))
     world.stock += [
-        media_item(world.stock[4].source, processor, smaller),  # the same picture, in fewer rows
         replace(world.stock[2], digest=None),  # may not be shared
         replace(world.stock[3], patches=None, source=None, embedding=rows, digest=item_digest(rows)),
     ]

@@ -6,12 +6,13 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from mmjax.errors import CheckpointError
-from mmjax.models import hyperclovax, mistral3, pixtral_12b, qwen2_5_vl, qwen2_vl, qwen3_vl, qwen3_vl_moe
+from mmjax.models import deepseek_v4_1, hyperclovax, mistral3, pixtral_12b, qwen2_5_vl, qwen2_vl, qwen3_vl, qwen3_vl_moe
 from mmjax.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
     qwen2_vl.FAMILY,
     qwen2_5_vl.FAMILY,
+    deepseek_v4_1.FAMILY,
     hyperclovax.FAMILY,
     mistral3.FAMILY,
     pixtral_12b.FAMILY,

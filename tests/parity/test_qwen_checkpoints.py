@@ -17,7 +17,7 @@ from mmjax.models.qwen2_5_vl.config import Qwen25VLConfig
 from mmjax.models.qwen2_vl.config import Qwen2VLConfig
 from mmjax.models.qwen_shared.weights import canonical_name
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 # The older, flat layout, as checkpoints written by transformers 4 have it.
 FLAT = {
@@ -166,8 +166,8 @@ def test_weight_table_covers_the_model_and_the_tree_exactly(tiny_checkpoint, fam
     model = {name: tuple(tensor.shape) for name, tensor in checkpoint.model.state_dict().items()}
     if tie:
         del model["lm_head.weight"]
-    assert table == {canonical_name(name): shape for name, shape in model.items()}
-    assert {canonical_name(name) for name in table} == set(table)
+    assert table == {record.canonical_name(name): shape for name, shape in model.items()}
+    assert {record.canonical_name(name) for name in table} == set(table)
     leaves(record.weights(cfg), record.spec(cfg))  # raises where table and tree differ in paths or shapes
 
 

@@ -68,19 +68,37 @@ def _window_pairs(cfg: ModelConfig, plan: ItemPlan) -> int:
 
 
 def prefill_work(family: Family, cfg: ModelConfig, chunks: Sequence[tuple[int, int]]) -> Work:
-    """The decoder over (prefix, new) tokens of each sequence in one step; logits for the last token of each."""
+    """The decoder over (prefix, new) tokens of each sequence in one step; logits for the last token of each.
+
+    Of a mixture of experts, a token multiplies with those it is routed to, and those of any token are read.
+    """
     layers, head, itemsize = matrix_values(family, cfg, "text.layers."), _head_values(cfg), _ITEMSIZE[cfg.dtype]
     tokens = sum(new for _, new in chunks)
+    experts, used, touched_share = _experts(cfg, tokens)
     pairs = sum(prefix * new + new * (new + 1) // 2 for prefix, new in chunks)
-    operations = 2 * (layers * tokens + head * len(chunks))
+    operations = 2 * ((layers - (1 - used) * experts) * tokens + head * len(chunks))
     operations += 4 * cfg.num_layers * cfg.num_heads * cfg.head_dim * pairs
     touched = sum(prefix + new for prefix, new in chunks)
-    return Work(operations, itemsize * (layers + head + touched * _kv_values(cfg)))
+    read = layers - (1 - touched_share) * experts
+    return Work(operations, itemsize * (read + head + touched * _kv_values(cfg)))
 
 
 def decode_work(family: Family, cfg: ModelConfig, batch: int, context: int) -> Work:
     """One token of each of `batch` sequences that have `context` tokens, the new one included."""
     return prefill_work(family, cfg, [(context - 1, 1)] * batch)
+
+
+def _experts(cfg: ModelConfig, tokens: int) -> tuple[int, float, float]:
+    """Values of all experts, the share that a token uses, and the share that one of `tokens` uses.
+
+    The last is what to expect where every expert is as likely as any other, and tokens choose by themselves.
+    """
+    moe = getattr(cfg.text, "moe", None)
+    if moe is None:
+        return 0, 1.0, 1.0
+    values = 3 * len(moe.sparse_layers) * moe.num_experts * moe.intermediate_size * cfg.hidden_size
+    used = moe.experts_per_token / moe.num_experts
+    return values, used, 1 - (1 - used) ** tokens
 
 
 def _head_values(cfg: ModelConfig) -> int:

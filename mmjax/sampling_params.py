@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool
 
 from mmjax.errors import EngineError, RequestError
 
@@ -158,6 +159,11 @@ def sampling_arrays(
         "stop_ids": _stop_ids_table(full, vocab_size),
         "want_logprobs": np.array([row.params.logprobs is not None for row in full], bool),
     }
+
+
+def banned_mask(ids: Iterable[int], vocab_size: int) -> Bool[np.ndarray, "V"]:
+    """Which tokens of the vocabulary are never drawn; `ids` may lie outside, as placeholders of some models do."""
+    return np.isin(np.arange(vocab_size), list(ids))
 
 
 def _stop_ids_table(rows: Sequence[SamplingRow], vocab_size: int) -> np.ndarray:

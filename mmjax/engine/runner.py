@@ -21,7 +21,7 @@ from mmjax.engine.request import Request
 from mmjax.layers.sampling import SamplingInputs, init_state
 from mmjax.models.family import Family, ModelConfig
 from mmjax.models.steps import DecodeInputs, EngineState, PrefillInputs, decode_step, prefill_step, remember_tokens
-from mmjax.sampling_params import is_plain_greedy, sampling_arrays
+from mmjax.sampling_params import banned_mask, is_plain_greedy, sampling_arrays
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ class ModelRunner:
         self.family, self.cfg, self.params, self.config, self.device = family, cfg, params, config, device
         self._pool = pool
         self._pool_rows = pool_rows
-        banned = np.zeros(cfg.vocab_size, bool)
-        banned[list(banned_ids)] = True
-        self._banned = jax.device_put(banned, device)
+        self._banned = jax.device_put(banned_mask(banned_ids, cfg.vocab_size), device)
         self._prefill_sizes = prefill_ladder(config)
         self._decode_sizes = decode_ladder(config)
-        self._prefill: dict[int, Any] = {}
+        self._prefill: dict[tuple[int, bool], Any] = {}
         self._decode: dict[tuple[int, bool], Any] = {}
         # The full sampler skips work by conditions, for each of which a GPU makes the host wait; greedy batches, which
         # need none of it, get executables of their own there.
         self._greedy_variants = (False,) if device.platform == "cpu" else (False, True)
+        # A GPU makes the host wait in every layer to learn how long the prefixes are; steps without any need not.
+        self._prefix_variants = (True,) if device.platform == "cpu" else (True, False)
         self._remember: Any = None
         self.state: EngineState | None = None
         self.layout: Layout | None = None
@@ -121,9 +121,13 @@ class ModelRunner:
         pool = on_device(jax.ShapeDtypeStruct((self._pool_rows, self.cfg.row_width), self.cfg.dtype))
         params, banned = on_device(self.params), on_device(self._banned)
         jobs = []
-        for size in reversed(self._prefill_sizes):
-            arguments = (params, pool, banned, state, on_device(self._prefill_inputs([], size, None)))
-            jobs.append(Job(f"prefill {size}", prefill, arguments, partial(self._prefill.__setitem__, size)))
+        for any_prefix in self._prefix_variants:
+            for size in reversed(self._prefill_sizes):
+                inputs = self._prefill_inputs([], size, None, any_prefix)
+                keep = partial(self._prefill.__setitem__, (size, any_prefix))
+                arguments = (params, pool, banned, state, on_device(inputs))
+                jobs.append(Job(_prefill_name(size, any_prefix), prefill, arguments, keep))
+        first_decode = len(jobs)
         for greedy in self._greedy_variants:
             attend = decode_attention(self.device.platform)
             decode = jax.jit(partial(decode_step, self.family, self.cfg, attend, greedy), donate_argnums=2)
@@ -132,7 +136,7 @@ class ModelRunner:
                 keep = partial(self._decode.__setitem__, (size, greedy))
                 jobs.append(Job(_decode_name(size, greedy), decode, arguments, keep))
         if largest_only:
-            return [jobs[0], jobs[len(self._prefill_sizes)]]
+            return [jobs[0], jobs[first_decode]]
         scalar = on_device(jax.ShapeDtypeStruct((), jnp.int32))
         tokens = on_device(jax.ShapeDtypeStruct((self.config.max_seq_len,), jnp.int32))
         remember = jax.jit(remember_tokens, donate_argnums=0)
@@ -150,8 +154,8 @@ class ModelRunner:
 
     def executables(self) -> dict[str, Any]:
         """Every compiled step by name, for memory accounting and tests."""
-        named = {f"prefill {size}": compiled for size, compiled in self._prefill.items()}
-        named |= {_decode_name(size, greedy): compiled for (size, greedy), compiled in self._decode.items()}
+        named = {_prefill_name(*key): compiled for key, compiled in self._prefill.items()}
+        named |= {_decode_name(*key): compiled for key, compiled in self._decode.items()}
         return named if self._remember is None else named | {"remember": self._remember}
 
     # ---- steps ----------------------------------------------------------------------------------------------------
@@ -170,9 +174,11 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[Chunk], row_slots: RowSlots) -> StepResult:
         """Dispatches one packed step of prompt chunks; chunks that complete a prompt sample a token."""
         size = smallest_fit(self._prefill_sizes, sum(map(len, chunks)))
-        inputs = self._prefill_inputs(chunks, size, row_slots)
+        any_prefix = any(chunk.begin for chunk in chunks) or False not in self._prefix_variants
+        inputs = self._prefill_inputs(chunks, size, row_slots, any_prefix)
+        step = self._prefill[size, any_prefix]
         with device_errors():
-            self.state, sampled = self._prefill[size](self.params, self._pool(), self._banned, self.state, inputs)
+            self.state, sampled = step(self.params, self._pool(), self._banned, self.state, inputs)
         done = [(row, chunk.request) for row, chunk in enumerate(chunks) if chunk.completes]
         return _result(done, sampled)
 
@@ -186,7 +192,9 @@ class ModelRunner:
             self.state, sampled = step(self.params, self._banned, self.state, inputs)
         return _result(list(enumerate(requests)), sampled)
 
-    def _prefill_inputs(self, chunks: Sequence[Chunk], size: int, row_slots: RowSlots | None) -> PrefillInputs:
+    def _prefill_inputs(
+        self, chunks: Sequence[Chunk], size: int, row_slots: RowSlots | None, any_prefix: bool = True
+    ) -> PrefillInputs:
         sequences = self.config.max_prefill_sequences
         arrays = prefill_arrays(chunks, size, sequences, self.layout, row_slots)
         pages = PagedPrefill(
@@ -194,6 +202,7 @@ class ModelRunner:
             prefix_lens=arrays["prefix_lens"],
             block_tables=arrays["block_tables"],
             slots=arrays["kv_slots"],
+            any_prefix=any_prefix,
         )
         return PrefillInputs(
             token_ids=arrays["token_ids"],
@@ -218,6 +227,10 @@ class ModelRunner:
     def _sampling(self, requests: Sequence[Request], size: int) -> SamplingInputs:
         rows = [request.sampling_row for request in requests]
         return SamplingInputs(**sampling_arrays(rows, size, self.cfg.vocab_size))
+
+
+def _prefill_name(size: int, any_prefix: bool) -> str:
+    return f"prefill {size}{'' if any_prefix else ' without prefix'}"
 
 
 def _decode_name(size: int, greedy: bool) -> str:

@@ -15,7 +15,7 @@ from mmjax.inputs.prompt import PreparedPrompt
 from mmjax.layers.sampling import Sampled, SamplerState, SamplingInputs, sample
 from mmjax.models.family import Family, ModelConfig, Processor
 from mmjax.models.steps import embed_tokens
-from mmjax.sampling_params import SamplingRow, sampling_arrays
+from mmjax.sampling_params import SamplingRow, banned_mask, sampling_arrays
 
 # Text is padded behind its end to a multiple of this, so that an answer does not compile once per token. The causal
 # mask keeps padding from every real position.
@@ -42,8 +42,7 @@ class ReferenceRunner:
         self._encode = jax.jit(partial(_encode, family, cfg))
         self._logits = jax.jit(partial(_logits, family, cfg))
         self._sample = jax.jit(sample)
-        self._banned = np.zeros(cfg.vocab_size, bool)
-        self._banned[list(banned_ids)] = True
+        self._banned = banned_mask(banned_ids, cfg.vocab_size)
 
     def encode(self, item: ProcessedItem) -> np.ndarray:
         """Rows [R, row_width] of one item, encoded alone in a bucket of exactly its size."""

@@ -15,8 +15,8 @@ from llm_kit import CHECKPOINT, build, clip, noise, png, serving, user
 import mmjax
 from mmjax.compilation import CompileCounter
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "hyperclovax")
-FEWEST_FRAMES = {"qwen3_vl": 2}
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "hyperclovax")
+FEWEST_FRAMES = {"qwen3_vl": 2, "qwen3_vl_moe": 2}
 REQUESTS = 200
 
 

@@ -13,7 +13,7 @@ from llm_kit import clip, noise, serving, together, user
 import mmjax
 from mmjax.encoder.cache import EntryState
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 HOLE = 255  # a byte that no picture here holds after resizing
 
 

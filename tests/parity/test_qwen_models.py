@@ -19,7 +19,7 @@ from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
 from mmjax.layers.fusion import gather_embeds
 from mmjax.models.decoder import text
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
 
 def reference_rows(model, inputs) -> np.ndarray:

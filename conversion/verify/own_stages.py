@@ -47,7 +47,7 @@ def own_stages(
         token_ids=prepared.token_ids,
         positions=prepared.positions,
         pixels=_pixels(item, model.processor.pixel_table()),
-        tower=rows[:, : model.cfg.hidden_size],
+        tower=rows,
         layers=[layer[:length] for layer in layers],
         logits=logits[:length],
         greedy=logits[length - 1 :].argmax(-1),

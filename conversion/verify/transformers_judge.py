@@ -66,10 +66,19 @@ def _patches(pixels: np.ndarray, config: Any) -> np.ndarray:
 
 
 def _tower(model: Any, inputs: Any) -> np.ndarray:
+    """Rows of the picture; deepstack levels stand behind the main ones."""
     names = ("pixel_values", "image_grid_thw", "image_sizes")
     media = {name: inputs[name] for name in names if name in inputs}
-    rows = model.model.get_image_features(**media).pooler_output
-    return np.concatenate([rows_of_one.numpy() for rows_of_one in rows])
+    output = model.model.get_image_features(**media)
+    streams = (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
+    return np.concatenate([_joined(stream) for stream in streams], axis=-1)
+
+
+def _joined(rows: Any) -> np.ndarray:
+    """Rows of all items: one tensor, or one an item."""
+    if isinstance(rows, list | tuple):
+        return np.concatenate([rows_of_one.numpy() for rows_of_one in rows])
+    return rows.numpy()
 
 
 class _Caught:

@@ -67,13 +67,32 @@ def paged_prefill_cudnn(
     """Writes the chunks into their pages, then lets each token attend to its sequence up to itself.
 
     Two attentions, joined by their log-sum-exps: causal inside the chunk, straight from `k` and `v`, and unmasked over
-    the prefix, gathered from pages a slab at a time. Without prefixes no slab is read.
+    the prefix, gathered from pages a slab at a time. The host must wait before each layer to learn the number of
+    slabs, unless `meta` promises that there is no prefix.
     """
     kv_layer = write_kv(kv_layer, k, v, meta.slots)
     cu, lens = meta.cu_seqlens, jnp.diff(meta.cu_seqlens)
     real = _is_real(q, cu)
+    packing = cudnn.Packing(cu, lens, cu, lens)
     k, v = jnp.where(real, k, 0), jnp.where(real, v, 0)
-    out, lse = cudnn.packed_attention(q, k, v, cudnn.Packing(cu, lens, cu, lens), scale, causal=True, residual=True)
+    if not meta.any_prefix:
+        out = cudnn.packed_attention(q, k, v, packing, scale, causal=True)
+        return jnp.where(real, out, 0), kv_layer
+    out, lse = cudnn.packed_attention(q, k, v, packing, scale, causal=True, residual=True)
+    out = _attend_prefixes(q, out, lse, kv_layer, meta, scale)
+    return jnp.where(real, out, 0).astype(q.dtype), kv_layer
+
+
+def _attend_prefixes(
+    q: Float[Array, "T N D"],
+    out: Float[Array, "T N D"],
+    lse: Float[Array, "S N T"],
+    kv_layer: Float[Array, "num_blocks 2 K page D"],
+    meta: PagedPrefill,
+    scale: float,
+) -> Float[Array, "T N D"]:
+    """`out`, whose log-sum-exps are `lse`, after each token also attended to the prefix of its sequence; float32."""
+    cu, lens = meta.cu_seqlens, jnp.diff(meta.cu_seqlens)
     segment = segment_of_token(cu, q.shape[0])
     state = out.astype(jnp.float32), _lse_of_token(lse, cu, segment)
     pages = _pages_per_slab(kv_layer, *meta.block_tables.shape)
@@ -90,8 +109,7 @@ def paged_prefill_cudnn(
         return _join(state, (out, _lse_of_token(lse, cu, segment)), met)
 
     slabs = -(-meta.prefix_lens.max() // slab)
-    out, _ = jax.lax.fori_loop(0, slabs, attend_slab, state)
-    return jnp.where(real, out, 0).astype(q.dtype), kv_layer
+    return jax.lax.fori_loop(0, slabs, attend_slab, state)[0]
 
 
 def paged_decode_cudnn(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import DTypeLike
 
-from kernels_pallas import cudnn
+from kernels_pallas import cudnn, mosaic
 from kernels_pallas.attention_cudnn import (
     packed_attention_cudnn,
     paged_decode_cudnn,
@@ -45,7 +45,15 @@ HOPPER, AMPERE = (9, 0), (8, 0)
 _PACKED = {"xla": packed_attention_xla, "cudnn": packed_attention_cudnn}
 _WINDOWED = {"xla": window_attention_xla, "cudnn": window_attention_cudnn}
 _PREFILL = {"xla": paged_prefill_xla, "cudnn": paged_prefill_cudnn}
-_DECODE = {"xla": paged_decode_xla, "cudnn": paged_decode_cudnn}
+
+
+def _decode_mosaic(*arguments):
+    from kernels_pallas.paged_decode_mosaic import paged_decode_mosaic
+
+    return paged_decode_mosaic(*arguments)
+
+
+_DECODE = {"xla": paged_decode_xla, "cudnn": paged_decode_cudnn, "mosaic": _decode_mosaic}
 
 
 class VisionOps(NamedTuple):
@@ -62,7 +70,7 @@ class VisionOps(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """The implementation of each operation, "xla" or "cudnn", for one device, dtype and head dim."""
+    """The implementation of each operation: "xla", "cudnn" or, for decode, "mosaic"."""
 
     packed: str = "xla"
     windowed: str = "xla"
@@ -87,11 +95,11 @@ def local_device(platform: str) -> Device:
     return Device("cuda", (int(major), int(minor)))
 
 
-def choose(device: Device, dtype: DTypeLike, head_dim: int) -> AttentionChoice:
-    """The fastest implementation that supports this device, dtype and head dim.
+def choose(device: Device, dtype: DTypeLike, head_dim: int, *, page: int = 64, group: int = 1) -> AttentionChoice:
+    """The fastest implementation that supports this device, dtype and head dim; for decode also pages and heads.
 
-    cuDNN wants half precision and a head dim that is a multiple of 8, up to 256 on Hopper and 128 before it; packed
-    segments need Hopper.
+    `page`: tokens of a page; `group`: query heads a key head. cuDNN wants half precision and a head dim that is a
+    multiple of 8, up to 256 on Hopper and 128 before it; packed segments need Hopper.
     """
     half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     widest = 256 if device.compute_capability >= HOPPER else 128
@@ -100,12 +108,13 @@ def choose(device: Device, dtype: DTypeLike, head_dim: int) -> AttentionChoice:
         return AttentionChoice()
     private = "cudnn" if cudnn.available() else "xla"
     packed = private if device.compute_capability >= HOPPER else "xla"
-    return AttentionChoice(packed=packed, windowed="cudnn", prefill=packed, decode=private)
+    own = mosaic.available(device.compute_capability) and mosaic.serves_decode(dtype, head_dim, page, group)
+    return AttentionChoice(packed=packed, windowed="cudnn", prefill=packed, decode="mosaic" if own else private)
 
 
-def choices(platform: str, dtype: DTypeLike, head_dim: int) -> AttentionChoice:
+def choices(platform: str, dtype: DTypeLike, head_dim: int, *, page: int = 64, group: int = 1) -> AttentionChoice:
     """What `vision_ops`, `prefill_attention` and `decode_attention` run for arrays of this kind."""
-    return choose(local_device(platform), dtype, head_dim)
+    return choose(local_device(platform), dtype, head_dim, page=page, group=group)
 
 
 def vision_ops(platform: str) -> VisionOps:
@@ -152,4 +161,5 @@ def _prefill_on_cuda(q, k, v, kv_layer, meta, scale):
 
 
 def _decode_on_cuda(q, k, v, kv_layer, meta, scale):
-    return _DECODE[_choice_for(q).decode](q, k, v, kv_layer, meta, scale)
+    choice = choices("cuda", q.dtype, q.shape[-1], page=kv_layer.shape[3], group=q.shape[1] // k.shape[1])
+    return _DECODE[choice.decode](q, k, v, kv_layer, meta, scale)

@@ -20,12 +20,14 @@ class PagedPrefill:
       prefix_lens: tokens of each sequence that are in pages already.
       block_tables: the pages of each sequence in order; entries past its end may be anything.
       slots: where each token's key and value go; a slot past the pool is dropped (padding).
+      any_prefix: static; False promises that all `prefix_lens` are 0, so that nothing needs to look for prefixes.
     """
 
     cu_seqlens: Int[Array, "S+1"]
     prefix_lens: Int[Array, " S"]
     block_tables: Int[Array, "S M"]
     slots: Int[Array, " T"]
+    any_prefix: bool = flax.struct.field(pytree_node=False, default=True)
 
 
 @flax.struct.dataclass

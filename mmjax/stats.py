@@ -68,8 +68,9 @@ class Stats:
         return f"<table>{''.join(rows)}</table>"
 
 
-def _attention(cfg: Any, platform: str) -> dict[str, str]:
-    tower, text = (choices(platform, cfg.dtype, head_dim) for head_dim in (cfg.vision_head_dim, cfg.head_dim))
+def _attention(cfg: Any, platform: str, page: int) -> dict[str, str]:
+    tower = choices(platform, cfg.dtype, cfg.vision_head_dim)
+    text = choices(platform, cfg.dtype, cfg.head_dim, page=page, group=cfg.num_heads // cfg.num_kv_heads)
     return {"packed": tower.packed, "windowed": tower.windowed, "prefill": text.prefill, "decode": text.decode}
 
 
@@ -85,7 +86,7 @@ def collect_stats(service: Any, cfg: Any, device: Any) -> Stats:
         machine, scheduler, trace = service.machine, service.scheduler, service.engine.trace
         return Stats(
             device=device.device_kind,
-            attention=_attention(cfg, device.platform),
+            attention=_attention(cfg, device.platform, service.config.tokens_per_block),
             budgets=service.budgets.as_dict(),
             items=service.items.stats(),
             pages=service.pages.stats()._asdict(),

@@ -30,7 +30,9 @@ def bench_prefill(subject: Subject, sequences: int, length: int, repeat: int) ->
     config = EngineConfig(
         max_batch_size=sequences, max_num_tokens=tokens, max_seq_len=length + 1, max_prefill_sequences=sequences
     )
-    runner = _runner(subject, config, sequences * _pages(length + 1), {f"prefill {tokens}"})
+    runner = _runner(
+        subject, config, sequences * _pages(length + 1), {f"prefill {tokens}", f"prefill {tokens} without prefix"}
+    )
     sets = []
     for _ in range(2):
         requests = [
@@ -106,8 +108,10 @@ def _runner(subject: Subject, config: EngineConfig, num_blocks: int, steps: set[
     )
     runner.set_num_blocks(num_blocks)
     jobs = [job for job in runner.jobs() if job.name in steps]
-    greedy = {job.name.removesuffix(" greedy") for job in jobs if job.name.endswith(" greedy")}
-    subject.compile([job for job in jobs if job.name not in greedy])  # greedy requests take the greedy step, if any
+    names = {job.name for job in jobs}
+    # Greedy requests and prompts without a prefix take the step that is made for them, where there is one.
+    general = {name for name in names if names & {f"{name} greedy", f"{name} without prefix"}}
+    subject.compile([job for job in jobs if job.name not in general])
     runner.allocate()
     _fill(runner)
     return runner

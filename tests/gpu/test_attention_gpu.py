@@ -110,17 +110,24 @@ def test_prefill_after_a_prefix(monkeypatch, width, step, gather_bytes):
     check_pool(pool, case)
 
 
-@pytest.mark.parametrize(
-    ("width", "gather_bytes"), [(64, 1 << 18), (72, 64 << 20), (80, 64 << 20), (128, 1 << 18), (128, 64 << 20)]
-)
-def test_decode(monkeypatch, width, gather_bytes):
-    monkeypatch.setattr(attention_cudnn, "GATHER_BYTES", gather_bytes)
-    assert choices("gpu", "bfloat16", width).decode == "cudnn"
-    case = sequences([300, 1, 0, 129, 16], width)
-    out, pool = jax.jit(lambda *a: decode_attention("gpu")(*a, SCALE / 2), donate_argnums=3)(*half(case.decode()))
+def check_decode(attend, case):
+    out, pool = jax.jit(lambda *a: attend(*a, SCALE / 2), donate_argnums=3)(*half(case.decode()))
     for s, length in enumerate(case.lengths):
         check_tokens(out[s : s + 1], case.expected(s, length - 1, length, SCALE / 2) if length else 0)
     check_pool(pool, case)
+
+
+@pytest.mark.parametrize(
+    ("width", "gather_bytes"), [(64, 1 << 18), (72, 64 << 20), (80, 64 << 20), (128, 1 << 18), (128, 64 << 20)]
+)
+def test_decode_through_cudnn(monkeypatch, width, gather_bytes):
+    monkeypatch.setattr(attention_cudnn, "GATHER_BYTES", gather_bytes)
+    check_decode(attention_cudnn.paged_decode_cudnn, sequences([300, 1, 0, 129, 16], width))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_decode(width):
+    check_decode(decode_attention("gpu"), sequences([300, 1, 0, 129, 16], width))
 
 
 def test_real_rows_are_bit_equal_whatever_pages_hold():

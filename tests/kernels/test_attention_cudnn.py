@@ -93,7 +93,13 @@ def test_windows():
 def test_prefill(prefixes, chunks):
     sequences = Sequences([p + c for p, c in zip(prefixes, chunks, strict=True)], filler=np.nan)
     run = jax.jit(lambda *a: attention_cudnn.paged_prefill_cudnn(*a, SCALE))
-    out, pool = run(*sequences.prefill(prefixes, chunks, 24))
+    step = sequences.prefill(prefixes, chunks, 24)
+    check_prefill(*run(*step), sequences, prefixes, chunks)
+    if not any(prefixes):
+        check_prefill(*run(*step[:-1], step[-1].replace(any_prefix=False)), sequences, prefixes, chunks)
+
+
+def check_prefill(out, pool, sequences, prefixes, chunks):
     first = 0
     for s, (prefix, chunk) in enumerate(zip(prefixes, chunks, strict=True)):
         expected = sequences.expected(s, prefix, prefix + chunk)
@@ -101,6 +107,15 @@ def test_prefill(prefixes, chunks):
         first += chunk
     np.testing.assert_array_equal(out[first:], 0)
     np.testing.assert_array_equal(pool, sequences.pool(sequences.lengths))
+
+
+def test_a_step_without_prefixes_has_no_loop(monkeypatch):
+    """A loop whose length only the device knows makes the host wait for it."""
+    monkeypatch.setattr(cudnn, "packed_attention", _packed)
+    q, k, v, pool, meta = Sequences([7, 9]).prefill([0, 0], [7, 9], 24)
+    lower = jax.jit(lambda *a: attention_cudnn.paged_prefill_cudnn(*a, SCALE)).lower
+    assert "stablehlo.while" in lower(q, k, v, pool, meta).as_text()
+    assert "stablehlo.while" not in lower(q, k, v, pool, meta.replace(any_prefix=False)).as_text()
 
 
 @pytest.mark.usefixtures("stand_in")

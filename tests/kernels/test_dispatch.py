@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from attention_kit import SCALE, offsets
 
-from kernels_pallas import cudnn, dispatch
+from kernels_pallas import cudnn, dispatch, mosaic
 from kernels_pallas.dispatch import AttentionChoice, Device, choose
 
 HOPPER, AMPERE, TURING = (Device("cuda", capability) for capability in ((9, 0), (8, 6), (7, 5)))
 ALL_CUDNN = AttentionChoice("cudnn", "cudnn", "cudnn", "cudnn")
+OWN_DECODE = AttentionChoice("cudnn", "cudnn", "cudnn", "mosaic")
 NO_PACKING = AttentionChoice("xla", "cudnn", "xla", "cudnn")
 ALL_XLA = AttentionChoice("xla", "xla", "xla", "xla")
 
@@ -20,7 +21,8 @@ ALL_XLA = AttentionChoice("xla", "xla", "xla", "xla")
 @pytest.mark.parametrize(
     ("device", "dtype", "head_dim", "expected"),
     [
-        *((HOPPER, dtype, width, ALL_CUDNN) for dtype in ("bfloat16", "float16") for width in (64, 72, 80, 128, 256)),
+        *((HOPPER, dtype, width, OWN_DECODE) for dtype in ("bfloat16", "float16") for width in (64, 80, 128, 256)),
+        (HOPPER, "bfloat16", 72, ALL_CUDNN),
         (Device("cuda", (10, 0)), "bfloat16", 80, ALL_CUDNN),
         (HOPPER, "float32", 80, ALL_XLA),
         (HOPPER, "bfloat16", 36, ALL_XLA),
@@ -31,12 +33,28 @@ ALL_XLA = AttentionChoice("xla", "xla", "xla", "xla")
         (Device("cpu"), "bfloat16", 64, ALL_XLA),
     ],
 )
-def test_choice(device, dtype, head_dim, expected):
+def test_choice(monkeypatch, device, dtype, head_dim, expected):
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
     assert choose(device, dtype, head_dim) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "page", "group", "decode"),
+    [
+        ((0, 11, 2), 16, 7, "mosaic"),
+        ((0, 11, 2), 4, 7, "cudnn"),
+        ((0, 11, 2), 64, 65, "cudnn"),
+        ((0, 10, 2), 64, 7, "cudnn"),
+    ],
+)
+def test_decode_depends_on_pages_heads_and_release(monkeypatch, version, page, group, decode):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    assert choose(HOPPER, "bfloat16", 128, page=page, group=group).decode == decode
 
 
 def test_without_the_private_function_only_windows_use_cudnn(monkeypatch):
     monkeypatch.setattr(cudnn, "available", lambda: False)
+    monkeypatch.setattr(mosaic, "available", lambda capability: False)
     assert choose(HOPPER, "bfloat16", 80) == AttentionChoice(windowed="cudnn")
 
 

@@ -21,7 +21,7 @@ from mmjax.outputs import RequestOutput, TokenLogprobs
 TOKENS = 6
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "hyperclovax"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "hyperclovax"])
 def test_a_sound_checkpoint_passes_in_both_layouts(tiny_checkpoint, tmp_path, family):
     path = tiny_checkpoint(family, layers=2, vision_depth=2).path
     converted = convert(path, tmp_path / "converted", progress=False)

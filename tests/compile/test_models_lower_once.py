@@ -16,11 +16,12 @@ from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
 from mmjax.models.registry import family_for
 
 
-@pytest.fixture(params=["qwen2_vl", "qwen2_5_vl"])
+@pytest.fixture(params=["qwen2_vl", "qwen2_5_vl", "hyperclovax"])
 def model(request, tiny_checkpoint):
     path: Path = tiny_checkpoint(request.param, layers=1, vision_depth=2).path
-    family = family_for(request.param)
-    cfg = family.config(json.loads((path / "config.json").read_text()))
+    hf = json.loads((path / "config.json").read_text())
+    family = family_for(hf["model_type"])
+    cfg = family.config(hf)
     deep = replace(cfg, text=replace(cfg.text, num_layers=12), vision=replace(cfg.vision, depth=12))
     return family, deep
 
@@ -39,7 +40,8 @@ def test_one_function_a_kind_of_layer(model):
     assert count(tower, "_block") == (2 if cfg.window_capacity else 1)  # windowed and full, or full only
     assert tower.out_info.shape == (bucket.rows, cfg.row_width)
 
-    hidden, positions = jax.ShapeDtypeStruct((5, 64), jnp.float32), jax.ShapeDtypeStruct((3, 5), jnp.int32)
+    hidden = jax.ShapeDtypeStruct((5, 64), jnp.float32)
+    positions = jax.ShapeDtypeStruct((cfg.position_axes, 5), jnp.int32)
     decoder = jax.jit(family.forward, static_argnums=(1, 6)).lower(
         spec["text"], cfg, hidden, positions, ((),) * 12, None, reference_attention()
     )

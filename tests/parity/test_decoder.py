@@ -128,7 +128,9 @@ def pair(name: str, tie: bool = False) -> Pair:
     cfg = VLMConfig(decoder_config(ConfigSection(hf), tie_word_embeddings=tie, **kind.features(hf)), None, "float32")
     tensors = {key: value.numpy() for key, value in model.state_dict().items()}
     for key in [key for key in tensors if "experts" in key]:
-        tensors[key] = tensors[key].swapaxes(1, 2)  # as checkpoints have them
+        inputs = COMMON["hidden_size"] if "gate_up" in key else kind.values["moe_intermediate_size"]
+        if tensors[key].shape[1] != inputs:  # checkpoints have inputs first, the library's memory in either order
+            tensors[key] = tensors[key].swapaxes(1, 2)
     if kind.suffix == "Model":
         tensors = {f"model.{key}": value for key, value in tensors.items()}
         tensors["lm_head.weight"] = np.ones((96, 48), np.float32)

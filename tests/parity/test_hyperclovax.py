@@ -104,6 +104,15 @@ def test_the_weight_table_covers_the_model(tiny_checkpoint, tie):
     assert table == model == {canonical_name(name) for name in table}
 
 
+def test_placeholders_are_spelt_as_the_tokenizer_does(checkpoint, tmp_path):
+    shutil.copytree(checkpoint.path, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace(IMAGE, "<|IMAGE_PAD|>"))
+    mine = ours(checkpoint)
+    texts = mine.family.processor(mine.cfg, tmp_path).placeholder_text
+    assert texts == {Modality.IMAGE: "<|IMAGE_PAD|>", Modality.VIDEO: VIDEO}
+
+
 # ---- what is computed -----------------------------------------------------------------------------------------------
 
 
@@ -150,6 +159,15 @@ def test_our_pixels_are_the_references(checkpoint):
     )
 
 
+def step_of(cfg, inputs, rows: np.ndarray) -> tuple:
+    """ids (0 where a row goes), row indices, the pool and positions of `CASE`, whose clip comes last."""
+    ids = inputs["input_ids"][0].numpy().astype(np.int32)
+    is_row = np.isin(ids, cfg.never_sampled)
+    row_index = np.full(len(ids), len(rows), np.int32)
+    row_index[is_row] = np.arange(len(rows))
+    return np.where(is_row, 0, ids), row_index, rows, np.arange(len(ids), dtype=np.int32)[None]
+
+
 @pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
 def test_every_layer_and_the_logits_match(tiny_checkpoint, tie):
     made = tiny_checkpoint("hyperclovax", tie=tie)
@@ -157,16 +175,25 @@ def test_every_layer_and_the_logits_match(tiny_checkpoint, tie):
     with torch.no_grad():
         out = made.model(**inputs, output_hidden_states=True, use_cache=False)
     rows = mine.rows(pack(*media_of(inputs, mine.table), mine.cfg))
-    ids = inputs["input_ids"][0].numpy().astype(np.int32)
-    is_row = np.isin(ids, mine.cfg.never_sampled)
-    row_index = np.full(len(ids), len(rows), np.int32)
-    row_index[is_row] = np.arange(len(rows))  # the clip comes last
-    positions = np.arange(len(ids), dtype=np.int32)[None]
-    around, logits = mine.layers_and_logits(text.layer_outputs, np.where(is_row, 0, ids), row_index, rows, positions)
+    around, logits = mine.layers_and_logits(text.layer_outputs, *step_of(mine.cfg, inputs, rows))
     for i, expected in enumerate(out.hidden_states[:-1]):
         np.testing.assert_allclose(around[i], expected[0], rtol=0, atol=tolerances.LOGITS, err_msg=f"before layer {i}")
     np.testing.assert_allclose(logits, out.logits[0], rtol=0, atol=tolerances.LOGITS)
     assert np.abs(logits).max() > 1.0  # far above the tolerance
+
+
+def test_bfloat16_errs_no_more_than_the_reference(checkpoint):
+    inputs, mine = reference_inputs(checkpoint, CASE), ours(checkpoint, "bfloat16")
+    low = type(checkpoint.model).from_pretrained(checkpoint.path, dtype=torch.bfloat16, attn_implementation="eager")
+    low_inputs = {
+        key: value.to(torch.bfloat16) if value.is_floating_point() else value for key, value in inputs.items()
+    }
+    with torch.no_grad():
+        exact, theirs = checkpoint.model(**inputs).logits[0], low(**low_inputs).logits[0].float()
+    rows = mine.rows(pack(*media_of(inputs, mine.table), mine.cfg))
+    _, logits = mine.layers_and_logits(text.layer_outputs, *step_of(mine.cfg, inputs, rows))
+    error, allowed = (np.sqrt(np.mean((np.asarray(x) - exact.numpy()) ** 2)) for x in (logits, theirs))
+    assert error <= tolerances.BF16_ERROR_RATIO * allowed
 
 
 def test_each_picture_has_rows_of_its_own_number(tiny_llm):

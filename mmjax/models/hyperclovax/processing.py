@@ -14,6 +14,7 @@ from jaxtyping import Int32
 from mmjax.errors import RequestError
 from mmjax.inputs.clip_durations import DurationMark
 from mmjax.inputs.items import ItemPlan, Modality
+from mmjax.models.added_tokens import added_token_ids
 from mmjax.models.decoder.positions import plain_positions
 from mmjax.models.hyperclovax.config import HyperClovaXConfig
 from mmjax.models.qwen_shared.processing import QwenProcessor
@@ -28,8 +29,15 @@ class HyperClovaXProcessor(QwenProcessor):
 
     @classmethod
     def from_checkpoint(cls, cfg: HyperClovaXConfig, path: Path | str) -> HyperClovaXProcessor:
-        """Processor of the checkpoint in the directory `path`. Raises CheckpointError for unusable settings."""
-        return cls(**cls._fields(cfg, Path(path), QWEN2_CLIPS))
+        """Processor of the checkpoint in the directory `path`. Raises CheckpointError for unusable settings.
+
+        Ids are the config's and spellings the tokenizer's.
+        """
+        fields = cls._fields(cfg, Path(path), QWEN2_CLIPS)
+        spelling = {token: text for text, token in added_token_ids(Path(path)).items()}
+        usual, ids = fields["placeholder_text"], fields["placeholder_id"]
+        texts = {modality: spelling.get(ids[modality], usual[modality]) for modality in ids}
+        return cls(**fields | {"placeholder_text": texts})
 
     def resolve(self, modality: Modality, options: Mapping[str, Any]) -> dict[str, Any]:
         """Every option with its value. Raises RequestError for unknown names and unusable values.

@@ -247,6 +247,7 @@ def rope(**values: Any) -> dict[str, Any]:
         (rope(rope_type="mrope"), "rope_parameters.rope_type"),
         (rope(partial_rotary_factor=0.5), "partial_rotary_factor"),
         (rope(mrope_interleaved=True), "mrope_interleaved"),
+        (rope(mrope_section=[2, 2, 2]), "mrope_section"),
         ({"num_key_value_heads": 3}, "num_attention_heads"),
         ({"hidden_size": 50}, "num_attention_heads"),
     ],

@@ -149,5 +149,7 @@ def _rope(text: ConfigSection, mrope: bool, interleaved: bool) -> tuple[float, t
         raise rope.error("partial_rotary_factor", "is not 1; heads are turned as a whole")
     if rope.flag("mrope_interleaved", interleaved) != interleaved:
         raise rope.error("mrope_interleaved", f"must be {str(interleaved).lower()} in this family")
+    if not mrope and "mrope_section" in rope:
+        raise rope.error("mrope_section", "is given, but positions have one axis in this family")
     source = rope if "rope_theta" in rope else text
     return source.number("rope_theta"), rope.integers("mrope_section") if mrope else ()

@@ -49,7 +49,7 @@ def encodes(llm, monkeypatch):
 # ---- chunks ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_every_chunk_size_gives_the_one_shot_answer(tiny_llm, family):
     """Two pictures and a clip of 15, 6 and 12 rows: every cut through each of them."""
     messages = user("a", noise(84, 140, 1), noise(56, 84, 2), "and then", clip(4, 56, 84, 3), "what?")

@@ -20,6 +20,8 @@ MODELS = {
     "demo": PropertyModel((16,), 0.1),
     "deepseek_v4_1": PropertyModel((16,), 0.04),
     "hyperclovax": PropertyModel((16,), 0.075),
+    "mistral3": PropertyModel((8,), 0.06),
+    "pixtral": PropertyModel((16,), 0.06),
     "qwen3_vl": PropertyModel((8,), 0.075),
     "qwen3_vl_moe": PropertyModel((16,), 0.05),
 }

@@ -202,9 +202,9 @@ def fill_with_noise(world: World, seed: int = 0) -> World:
         pixels = rng.integers(0, 256, shape, dtype=np.uint8)
         world.stock.append(media_item(open_media(modality, pixels, MediaOptions()), processor))
     rows = rng.normal(size=(world.stock[3].plan.rows, world.model.cfg.row_width)).astype(np.float32)
-    with suppress(RequestError):  # of a family whose processor takes no such option
-        # The same picture, in fewer rows.
-        world.stock.append(media_item(world.stock[4].source, processor, {"max_pixels": 64 * 64}))
+    for smaller in ({"max_pixels": 64 * 64}, {"longest_edge": 60}):
+        with suppress(RequestError):  # of a family whose processor takes no such option
+            world.stock.append(media_item(world.stock[4].source, processor, smaller))  # the same picture, in fewer rows
     world.stock += [
         replace(world.stock[2], digest=None),  # may not be shared
         replace(world.stock[3], patches=None, source=None, embedding=rows, digest=item_digest(rows)),

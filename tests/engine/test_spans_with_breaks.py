@@ -176,7 +176,7 @@ def test_random_requests_compile_nothing(served):
         stats = fresh.stats()
     assert [out.error for out in outs if out.error is not None] == []
     assert stats.compiles["since"] == before
-    assert len(stats.items["padding"]["buckets"]) > 1
+    assert stats.items["items_encoded"] > 30
 
 
 def test_the_largest_picture_fits(served, tiny_checkpoint, request):

@@ -16,6 +16,7 @@ _ABOUT = {
     "prefill": "one packed step of prompts",
     "decode": "steps of one token a sequence",
     "first-token": "a new picture, the same with another question, the next turn; host work included",
+    "between-tokens": "decoding in a full batch, alone and while pictures arrive; what the device idles",
     "throughput": "many requests at once, one picture each",
     "startup": "start to ready with an empty and a full compilation cache",
     "host": "the CPU's part: pixels, digests, prompts, scheduling",
@@ -36,7 +37,8 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
         parser.set_defaults(run=run)
     encoder, first, load = parsers["encoder"], parsers["first-token"], parsers["throughput"]
-    for parser in (encoder, first, load):
+    between = parsers["between-tokens"]
+    for parser in (encoder, first, between, load):
         parser.add_argument("--image-size", type=_positive, default=1008, help="pixels a side (default: 1008)")
     encoder.add_argument("--images", type=_positives, default=(1, 4, 16), help="pictures a call (default: 1,4,16)")
     encoder.add_argument("--exact", action="store_true", help="buckets without padding")
@@ -45,6 +47,9 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
     parsers["decode"].add_argument("--context", type=_positive, default=1024)
     parsers["decode"].add_argument("--batch", type=_positives, default=(1, 16, 64, 256), help="such as 1,16,64,256")
     first.add_argument("--words", type=_positive, default=50, help="words of each question (default: 50)")
+    between.add_argument("--batch", type=_positive, default=64)
+    between.add_argument("--context", type=_positive, default=1024)
+    between.add_argument("--new-tokens", type=_positive, default=128)
     load.add_argument("--requests", type=_positive, default=96)
     load.add_argument("--new-tokens", type=_positive, default=128)
     parsers["host"].add_argument("--queued", type=_positive, default=10_000, help="requests in the line")
@@ -99,6 +104,13 @@ def _first_token(subject, arguments) -> Sequence[Figure]:
     return bench_first_token(subject, arguments.image_size, arguments.words, arguments.repeat)
 
 
+def _between_tokens(subject, arguments) -> Sequence[Figure]:
+    from mmjax.bench.between_tokens import bench_between_tokens
+
+    sizes = (arguments.batch, arguments.context, arguments.new_tokens, arguments.image_size)
+    return bench_between_tokens(subject, *sizes, arguments.repeat)
+
+
 def _throughput(subject, arguments) -> Sequence[Figure]:
     from mmjax.bench.serving import bench_throughput
 
@@ -117,6 +129,7 @@ _BENCHMARKS: dict[str, Callable[..., Sequence[Figure]]] = {
     "prefill": _prefill,
     "decode": _decode,
     "first-token": _first_token,
+    "between-tokens": _between_tokens,
     "throughput": _throughput,
     "host": _host,
 }

@@ -21,7 +21,8 @@ _WORDS = ("what", "which", "where", "colour", "shape", "left", "right", "under",
 
 
 @contextmanager
-def _serving(subject: Subject, engine: EngineConfig) -> Iterator[LLM]:
+def serving(subject: Subject, engine: EngineConfig) -> Iterator[LLM]:
+    """An engine with the subject's parameters."""
     params = subject.params("vision", "text")
     with LLM.of(subject.model, params, engine=engine, device=subject.device, progress=False) as llm:
         yield llm
@@ -35,7 +36,7 @@ def bench_first_token(subject: Subject, side: int, words: int, repeat: int) -> l
         "same image, new question": [],
         "same talk, next turn": [],
     }
-    with _serving(subject, EngineConfig()) as llm:
+    with serving(subject, EngineConfig()) as llm:
         for _ in range(repeat + 1):
             image = {"type": "image", "image": noise(side, rng)}
             first = _turn(_text(words, rng), image)
@@ -61,10 +62,10 @@ def bench_throughput(subject: Subject, requests: int, new_tokens: int, side: int
     """`requests` at once, each with a picture of its own; times are of the whole load."""
     ceilings, rng, times = subject.ceilings(repeat), np.random.default_rng(0), []
     params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
-    with _serving(subject, EngineConfig()) as llm:
+    with serving(subject, EngineConfig()) as llm:
         compiled_before = llm.stats().compiles["since"]
         for _ in range(repeat + 1):
-            load = [_turn(_text(16, rng), {"type": "image", "image": noise(side, rng)}) for _ in range(requests)]
+            load = [image_question(side, 16, rng) for _ in range(requests)]
             start = time.perf_counter()
             outputs = llm.chat(load, params)
             times.append(time.perf_counter() - start)
@@ -96,6 +97,16 @@ def _ask(llm: LLM, messages: list[dict]) -> tuple[float, RequestOutput]:
     start = time.perf_counter()
     output = llm.chat(messages, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
     return time.perf_counter() - start, output
+
+
+def image_question(side: int, words: int, rng: np.random.Generator) -> list[dict]:
+    """A conversation of one question about a new picture of `side` x `side` pixels."""
+    return _turn(_text(words, rng), {"type": "image", "image": noise(side, rng)})
+
+
+def text_question(words: int, rng: np.random.Generator) -> list[dict]:
+    """A conversation of one question of so many words."""
+    return _turn(_text(words, rng))
 
 
 def _turn(*parts: dict, role: str = "user") -> list[dict]:

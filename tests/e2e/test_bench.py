@@ -12,7 +12,7 @@ import llm_kit
 import numpy as np
 import pytest
 
-from mmjax.bench import serving, startup
+from mmjax.bench import between_tokens, serving, startup
 from mmjax.bench.floors import Ceilings, Work, decode_work, encoder_work, prefill_work
 from mmjax.bench.report import Figure, render
 from mmjax.bench.subject import Subject
@@ -138,7 +138,8 @@ def served(tiny_llm, tiny_checkpoint, monkeypatch):
         with llm_kit.serving(tiny_llm()) as llm:
             yield llm
 
-    monkeypatch.setattr(serving, "_serving", serving_tiny)
+    for module in (serving, between_tokens):
+        monkeypatch.setattr(module, "serving", serving_tiny)
     return Subject(str(tiny_checkpoint("qwen2_5_vl", **llm_kit.CHECKPOINT).path), None)
 
 
@@ -157,6 +158,17 @@ def test_throughput_counts_whole_loads(served):
     assert figure.note.startswith(f"{3 / figure.median:.3g} requests/s, {12 / figure.median:.0f} tok/s")
     assert figure.note.endswith(" 0 compiles")
     assert figure.floor > 0
+
+
+def test_time_between_tokens_alone_and_with_pictures(served):
+    step, alone, crowded = between_tokens.bench_between_tokens(
+        served, batch=2, context=40, new_tokens=12, side=56, repeat=1
+    )
+    assert step.name == "decode 2, context 40"
+    assert 0 < len(alone.seconds) <= 2 * 11
+    assert "the device idles" in alone.note
+    assert 0 <= alone.extra["idle"] < 1
+    assert int(crowded.note.split("; ")[1].split()[0]) >= 1
 
 
 def test_start_up_runs_in_processes_that_share_a_cache(monkeypatch):

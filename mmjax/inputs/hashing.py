@@ -21,7 +21,7 @@ from mmjax.inputs.items import VideoMetadata
 
 ITEM_TAG = b"trtllm.mm.hash.v1"
 SALT_CONTEXT = "mmjax tenant salt of item digests, version 1"
-STRIP_PIXELS = 1 << 18  # pixels converted to RGBA at a time: the only copy an image needs
+STRIP_PIXELS = 1 << 16  # pixels converted to RGBA at a time: the only copy an image needs
 VIDEO_KEYS = ("frames_indices", "fps", "duration", "total_num_frames")
 INT_WORDS = 8  # a 256-bit digest as signed 32-bit words
 
@@ -181,7 +181,7 @@ def _write_value(write: Write, value: Any) -> None:
     elif isinstance(value, bytes):
         _write_prefixed(write, b"\x02", value)
     elif isinstance(value, ImageData):
-        _write_image(write, "RGB", (value.pixels.shape[1], value.pixels.shape[0]), _pixel_strips(value.pixels))
+        _write_image(write, "RGB", value.pixels.shape[1::-1], _pixel_strips(value.pixels))
     elif isinstance(value, Image.Image):
         _write_image(write, value.mode, value.size, _image_strips(value))
     elif isinstance(value, list | tuple):
@@ -231,28 +231,34 @@ def _write_array(write: Write, array: Num[np.ndarray, "..."]) -> None:
             write(memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8)))
 
 
-def _write_image(write: Write, mode: str, size: tuple[int, int], strips: Iterator[Image.Image]) -> None:
+def _write_image(write: Write, mode: str, size: tuple[int, int], strips: Iterator[Any]) -> None:
+    """An image of `mode` and (width, height), its pixels as RGBA bytes."""
     width, height = size
     _write_prefixed(write, b"\x10", mode.encode())
     write(struct.pack(">IIQ", width, height, 4 * width * height))
     for strip in strips:
-        write(strip.convert("RGBA").tobytes())
+        write(strip)
 
 
 def _strip_rows(width: int) -> int:
     return max(1, STRIP_PIXELS // max(1, width))
 
 
-def _pixel_strips(pixels: UInt8[np.ndarray, "H W 3"]) -> Iterator[Image.Image]:
+def _pixel_strips(pixels: UInt8[np.ndarray, "H W 3"]) -> Iterator[memoryview]:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
         raise ValueError(f"an image is uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
-    rows = _strip_rows(pixels.shape[1])
-    for top in range(0, pixels.shape[0], rows):
-        yield Image.fromarray(np.ascontiguousarray(pixels[top : top + rows]))
+    height, width, _ = pixels.shape
+    rows = _strip_rows(width)
+    rgba = np.full((min(rows, height), width, 4), 255, np.uint8)
+    for top in range(0, height, rows):
+        strip = pixels[top : top + rows]
+        for channel in range(3):  # one strided copy a channel is twice as fast as one of all
+            rgba[: len(strip), :, channel] = strip[:, :, channel]
+        yield memoryview(rgba[: len(strip)].reshape(-1))
 
 
-def _image_strips(image: Image.Image) -> Iterator[Image.Image]:
+def _image_strips(image: Image.Image) -> Iterator[bytes]:
     width, height = image.size
     rows = _strip_rows(width)
     for top in range(0, height, rows):
-        yield image.crop((0, top, width, min(height, top + rows)))
+        yield image.crop((0, top, width, min(height, top + rows))).convert("RGBA").tobytes()

@@ -40,7 +40,7 @@ class _Pass:
 def resize(
     image: UInt8[np.ndarray, "height width channels"], height: int, width: int, kind: Filter = "bicubic"
 ) -> UInt8[np.ndarray, "channels {height} {width}"]:
-    """Resized image in planes (channels first), freshly made and contiguous.
+    """Resized image in planes (channels first); a view of `image` if it has that size already.
 
     Equals `torchvision.transforms.v2.functional.resize(..., antialias=True)` on a uint8 CPU tensor. An axis that keeps
     its size is not filtered.
@@ -51,7 +51,7 @@ def resize(
         planes = _horizontal(image, _weights(columns, width, kind))
     if rows != height:
         planes = _vertical(planes, _weights(rows, height, kind))
-    return np.array(planes, order="C") if planes.base is not None else planes
+    return planes
 
 
 def _horizontal(

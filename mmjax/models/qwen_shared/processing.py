@@ -254,9 +254,12 @@ class QwenProcessor:
         blocks = (height // merge, width // merge)
         out = np.empty((steps, *blocks, merge, merge, CHANNELS, temporal, patch, patch), np.uint8)
         for index in range(steps * temporal):
+            target = out[index // temporal, ..., index % temporal, :, :]
             if index < len(frames):
-                cut = merge_blocks(resize(frames[index], height * patch, width * patch, kind), patch, merge)
-            out[index // temporal, ..., index % temporal, :, :] = cut
+                last = target
+                target[:] = merge_blocks(resize(frames[index], height * patch, width * patch, kind), patch, merge)
+            else:
+                target[:] = last
         return out.reshape(steps * height * width, -1)
 
 

@@ -16,10 +16,11 @@ from jaxtyping import Array, Float, Float32, Int
 
 from mmjax.layers.linear import ACTIVATIONS, gelu, linear
 from mmjax.layers.norm import layer_norm
+from mmjax.layers.pixels import pixel_values
 from mmjax.layers.rope import rotary_tables
 from mmjax.models.qwen3_vl.config import Qwen3VLConfig, Qwen3VLVisionConfig
 from mmjax.models.qwen3_vl.vision_inputs import Qwen3VLVisionInputs
-from mmjax.models.qwen_shared.vision import attention, pixels
+from mmjax.models.qwen_shared.vision import attention
 from mmjax.models.rotary import axial_pairs
 
 
@@ -66,7 +67,7 @@ def encode(
       ops: static; `packed(q, k, v, cu_seqlens, scale)` attends within segments.
     """
     v = cfg.vision
-    values = pixels(inputs, pixel_table, v.temporal_patch_size, v.patch_size, jnp.dtype(cfg.dtype))
+    values = pixel_values(inputs.patches, inputs.num_patches, pixel_table, jnp.dtype(cfg.dtype))
     x = linear(values, params["patch_embed"], params["patch_embed_bias"])
     x = x + resampled(params["position_table"], inputs.table_index, inputs.table_weight).astype(x.dtype)
     cos, sin = rotary_tables(inputs.positions.T, *axial_pairs(v.head_dim, v.rope_theta))

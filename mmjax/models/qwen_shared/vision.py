@@ -67,20 +67,13 @@ def run_blocks(
       block: (index, its matrices, its vectors, x [P, E], cos and sin [P, D/2]) -> x.
     """
     v = cfg.vision
-    values = pixels(inputs, pixel_table, v.temporal_patch_size, v.patch_size, jnp.dtype(cfg.dtype))
+    values = pixel_values(inputs.patches, inputs.num_patches, pixel_table, jnp.dtype(cfg.dtype))
     x = linear(values, params["patch_embed"])
     cos, sin = rotary_tables(inputs.positions.T, *axial_pairs(v.head_dim, v.rope_theta))
     for i, matrices in enumerate(params["blocks"]):
         vectors = {name: stacked[i] for name, stacked in params["vectors"].items()}
         x = block(i, matrices, vectors, x, cos, sin)
     return x
-
-
-def pixels(
-    inputs: VisionInputs, table: Float[Array, "C 256"], temporal: int, patch_size: int, dtype: jnp.dtype
-) -> Float[Array, "P values"]:
-    """Normalised pixel values: a look-up of every byte in its channel's row of the table. Padding gives zeros."""
-    return pixel_values(inputs.patches, inputs.num_patches, table, dtype)
 
 
 def attention(

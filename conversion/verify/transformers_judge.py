@@ -6,6 +6,7 @@ transformers runs on torch. This is the one file of the package where torch is i
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,16 @@ def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
     """Runs the checkpoint at `path` (Hugging Face layout) in float32 on the CPU.
 
     Raises:
-      CheckpointError: there is no chat template.
+      CheckpointError: there is no chat template, or transformers has no such model.
       ConfigError: torch or torchvision is not installed.
     """
     transformers = _import_transformers()
+    model_type = json.loads((path / "config.json").read_text())["model_type"]
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{path}: transformers {transformers.__version__} has no model of type {model_type!r} to compare with; "
+            "the other judge, reference, is mmjax's own slow path"
+        )
     processor = transformers.AutoProcessor.from_pretrained(path, local_files_only=True)
     if processor.chat_template is None:
         raise CheckpointError(f"{path} has no chat template, which the prompt of a verification needs")

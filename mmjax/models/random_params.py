@@ -19,12 +19,17 @@ def _draw(key: jax.Array, leaf: jax.ShapeDtypeStruct, scale: float, offset: floa
 def random_params(spec: dict, seed: int) -> dict:
     """A parameter tree shaped like `spec`: matrices scaled by 1/sqrt(inputs), norm weights near 1, the rest near 0.
 
+    Tables of integers, whose values have a meaning, are 0.
+
     Leaves are drawn one at a time, so that the peak memory is the tree's own size and one leaf.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(spec)
     key = jax.random.key(seed)
     drawn = []
     for i, (path, leaf) in enumerate(leaves):
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            drawn.append(jnp.zeros(leaf.shape, leaf.dtype))
+            continue
         # Vectors of all layers are stacked to rank 2; their names tell them from matrices.
         names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
         is_vector = leaf.ndim < 2 or "vectors" in names

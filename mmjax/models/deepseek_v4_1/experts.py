@@ -29,12 +29,11 @@ def mixture(
     """The weighted sum over each token's experts, and the shared expert."""
     experts, weights = _route(x, layer, router, tokens, t)
     groups = group_rows(experts.reshape(-1), t.num_experts)
-    rows = spread(x, groups, t.experts_per_token)
-    gate, up = (grouped_matmul(rows, layer[name], groups) for name in ("experts_gate", "experts_up"))
-    out = grouped_matmul(_clamped_product(gate, up, t), layer["experts_down"], groups)
+    gate_up = grouped_matmul(spread(x, groups, t.experts_per_token), layer["experts_gate_up"], groups)
+    out = grouped_matmul(_clamped_product(gate_up, t), layer["experts_down"], groups)
     out = out[groups.slot].reshape(-1, t.experts_per_token, x.shape[1]) * weights[:, :, None].astype(x.dtype)
-    shared = _clamped_product(*jnp.split(linear(x, layer["shared_gate_up"]), 2, axis=-1), t)
-    return out.sum(1, dtype=jnp.float32).astype(x.dtype) + linear(shared, layer["shared_down"])
+    shared = linear(_clamped_product(linear(x, layer["shared_gate_up"]), t), layer["shared_down"])
+    return out.sum(1, dtype=jnp.float32).astype(x.dtype) + shared
 
 
 def _route(
@@ -53,9 +52,8 @@ def _route(
     return experts, weights / (weights.sum(-1, keepdims=True) + _LEAST_SUM) * t.routed_scale
 
 
-def _clamped_product(
-    gate: Float[Array, "rows I"], up: Float[Array, "rows I"], t: DeepseekTextConfig
-) -> Float[Array, "rows I"]:
-    """silu(gate) * up with the gate bounded above and the other on both sides."""
+def _clamped_product(gate_up: Float[Array, "rows two_I"], t: DeepseekTextConfig) -> Float[Array, "rows I"]:
+    """silu(gate) * up with the gate, the first half, bounded above and the other on both sides."""
+    gate, up = jnp.split(gate_up, 2, axis=-1)
     limit = t.swiglu_limit
     return silu(jnp.minimum(gate, limit)) * jnp.clip(up, -limit, limit)

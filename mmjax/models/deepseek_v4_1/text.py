@@ -73,8 +73,7 @@ def _experts_spec(t: DeepseekTextConfig, router: str, leaf: Any, wide: Any) -> d
     width, mlp, count = t.hidden_size, t.expert_width, t.num_experts
     spec = {
         "router": leaf(count, width),
-        "experts_gate": leaf(count, width, mlp),
-        "experts_up": leaf(count, width, mlp),
+        "experts_gate_up": leaf(count, width, 2 * mlp),
         "experts_down": leaf(count, mlp, width),
         "shared_gate_up": leaf(2 * mlp, width),
         "shared_down": leaf(width, mlp),

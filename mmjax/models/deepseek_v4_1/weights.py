@@ -116,23 +116,22 @@ def _attention(t: DeepseekTextConfig, kind: str, ours: str, theirs: str) -> tupl
 
 
 def _experts(t: DeepseekTextConfig, router: str, ours: str, theirs: str) -> tuple[Weight, ...]:
+    """The experts' matrices are stored one by one, outputs before inputs, and multiplied the other way round."""
     width, mlp, count = t.hidden_size, t.expert_width, t.num_experts
-    shared = f"{theirs}.shared_experts"
-    matrices = {"gate": ("w1", (mlp, width)), "up": ("w3", (mlp, width)), "down": ("w2", (width, mlp))}  # out, in
+    expert, shared = f"{theirs}.experts.{{i}}", f"{theirs}.shared_experts"
+    gate_up, down = ((mlp, width), (mlp, width)), ((width, mlp),)
     table = [
         Weight(f"{ours}.router", (f"{theirs}.gate.weight",), ((count, width),)),
-        Weight(f"{ours}.shared_gate_up", (f"{shared}.w1.weight", f"{shared}.w3.weight"), ((mlp, width), (mlp, width))),
-        Weight(f"{ours}.shared_down", (f"{shared}.w2.weight",), ((width, mlp),)),
-        *(
-            Weight(
-                f"{ours}.experts_{leaf}",
-                tuple(f"{theirs}.experts.{j}.{name}.weight" for j in range(count)),
-                (shape,) * count,
-                shape=(1, *shape),
-                transposed=True,
-            )
-            for leaf, (name, shape) in matrices.items()
+        Weight(f"{ours}.shared_gate_up", (f"{shared}.w1.weight", f"{shared}.w3.weight"), gate_up),
+        Weight(f"{ours}.shared_down", (f"{shared}.w2.weight",), down),
+        Weight(
+            f"{ours}.experts_gate_up",
+            (f"{expert}.w1.weight", f"{expert}.w3.weight"),
+            gate_up,
+            stack=count,
+            transposed=True,
         ),
+        Weight(f"{ours}.experts_down", (f"{expert}.w2.weight",), down, stack=count, transposed=True),
     ]
     if router == HASH:
         shape = (t.vocab_size, t.experts_per_token)

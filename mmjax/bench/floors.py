@@ -48,7 +48,7 @@ def encoder_work(family: Family, cfg: ModelConfig, plans: Sequence[ItemPlan]) ->
     vision = cfg.vision
     patches, rows = sum(plan.encoder_tokens for plan in plans), sum(plan.rows for plan in plans)
     per_patch = matrix_values(family, cfg, "vision.patch_embed") + matrix_values(family, cfg, "vision.blocks.")
-    per_row = matrix_values(family, cfg, "vision.merger.")
+    per_row = matrix_values(family, cfg, "vision.merger.") + matrix_values(family, cfg, "vision.deepstack.")
     full_blocks = len(vision.full_attention_blocks) if cfg.window_capacity else vision.depth
     pairs = full_blocks * sum(length**2 for plan in plans for length in plan.contexts)
     pairs += (vision.depth - full_blocks) * sum(_window_pairs(cfg, plan) for plan in plans)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from mmjax.bench.floors import Ceilings
-from mmjax.bench.sizes import PIXEL_LIMITS, SIZES
+from mmjax.bench.sizes import PROCESSORS, SIZES
 from mmjax.compilation import Job, compile_all, use_persistent_cache
 from mmjax.demo import checkpoint_path
 from mmjax.loading import compute_dtype, device_for, load_params, open_model
@@ -87,7 +87,7 @@ def _published(name: str, dtype: str | None, device: jax.Device) -> Model:
     cfg = family.config(hf_config)
     cfg = replace(cfg, dtype=compute_dtype(dtype, cfg.dtype, device))
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"image_processor_type": "Qwen2VLImageProcessor", "size": PIXEL_LIMITS}
-        (Path(folder) / "preprocessor_config.json").write_text(json.dumps(settings))
+        settings = json.dumps(PROCESSORS[hf_config["model_type"]])
+        (Path(folder) / "preprocessor_config.json").write_text(settings)
         processor = family.processor(cfg, Path(folder))
     return replace(demo, family=family, cfg=cfg, processor=processor)

@@ -15,6 +15,7 @@ import pytest
 from mmjax.bench import between_tokens, serving, startup
 from mmjax.bench.floors import Ceilings, Work, decode_work, encoder_work, prefill_work
 from mmjax.bench.report import Figure, render
+from mmjax.bench.sizes import SIZES
 from mmjax.bench.subject import Subject
 from mmjax.cli import main
 from mmjax.models.images.packing import window_table
@@ -45,6 +46,23 @@ def test_a_picture_through_the_7b_tower(seven):
     assert work.operations == pytest.approx(7.25e12, rel=0.003)
     assert work.bytes == 2 * (PATCH + MERGER + 1296 * 3584) + 5184 * 1176
     assert encoder_work(family, cfg, [plan] * 16).operations == 16 * work.operations
+
+
+def test_a_picture_through_the_8b_tower_of_qwen3_vl():
+    """Every patch meets 27 blocks, every row the merger and three more for the deepstack levels."""
+    model = Subject("qwen3-vl-8b", None).model
+    cfg = replace(model.cfg, dtype="bfloat16")
+    plan = model.processor.plan_image(1024, 1024, {})
+    assert (plan.grid, plan.rows) == ((1, 64, 64), 1024)
+    patch = 3 * 2 * 16 * 16 * 1152 + 27 * (4 * 1152 * 1152 + 2 * 1152 * 4304)
+    mergers = 4 * (4608 * 4608 + 4608 * 4096)
+    work = encoder_work(model.family, cfg, [plan])
+    assert work.operations == 2 * 4096 * patch + 2 * 1024 * mergers + 4 * 1152 * 27 * 4096**2
+    assert work.bytes == 2 * (patch + mergers + 1024 * 4 * 4096) + 4096 * 1536
+    # 8.2 billion values of text, of which every token meets all but the embedding.
+    layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 12288
+    assert decode_work(model.family, cfg, 1, 1).operations == pytest.approx(2 * (36 * layer + 151936 * 4096), rel=1e-4)
+    assert 36 * layer + 2 * 151936 * 4096 == pytest.approx(8.19e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(("height", "width"), [(56, 56), (280, 140), (308, 1036), (84, 2800)])
@@ -127,6 +145,43 @@ def test_a_benchmark_compiles_its_own_steps_and_reports(subcommand, monkeypatch,
     floors = [figure["floor_s"] for figure in report["figures"]]
     assert all(floor > 0 for floor in floors) if subcommand in ("encoder", "prefill", "decode") else not any(floors)
     assert name in capsys.readouterr().out
+
+
+# The published layout with numbers that a CPU can run.
+SHRUNK = {
+    "text_config": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 24,
+        "vocab_size": 8000,
+        "rope_parameters": {"rope_theta": 5e6, "mrope_section": [5, 4, 3], "mrope_interleaved": True},
+    },
+    "vision_config": {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "deepstack_visual_indexes": [0, 1],
+    },
+}
+
+
+def test_random_weights_of_qwen3_vl_run(monkeypatch, capsys):
+    published = SIZES["qwen3-vl-8b"]
+    smaller = {section: published[section] | values for section, values in SHRUNK.items()}
+    monkeypatch.setitem(SIZES, "qwen3-vl-8b", published | smaller)
+    for options in (
+        ["encoder", "--images", "1", "--image-size", "288", "--exact"],
+        ["prefill", "--sequences", "2", "--length", "40"],
+        ["decode", "--batch", "2", "--context", "70"],
+    ):
+        assert main(["bench", *options, "--size", "qwen3-vl-8b", "--repeat", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("1 x 288 x 288", "prefill 2 x 40", "decode 2, context 70"))
 
 
 @pytest.fixture

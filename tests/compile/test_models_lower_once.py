@@ -16,7 +16,7 @@ from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
 from mmjax.models.registry import family_for
 
 
-@pytest.fixture(params=["qwen2_vl", "qwen2_5_vl", "hyperclovax"])
+@pytest.fixture(params=["qwen2_vl", "qwen2_5_vl", "hyperclovax", "mistral3", "pixtral"])
 def model(request, tiny_checkpoint):
     path: Path = tiny_checkpoint(request.param, layers=1, vision_depth=2).path
     hf = json.loads((path / "config.json").read_text())
@@ -33,7 +33,7 @@ def count(lowered: jax.stages.Lowered, name: str) -> int:
 def test_one_function_a_kind_of_layer(model):
     family, cfg = model
     spec = family.spec(cfg)
-    bucket = EncoderBucket(EncoderGraphKey(32, 2), 4 if cfg.window_capacity else 0, 8)
+    bucket = EncoderBucket(EncoderGraphKey(32, 2), 4 if cfg.window_capacity else 0, 32 // cfg.merge)
     table = jax.ShapeDtypeStruct((3, 256), jnp.float32)
     inputs = family.vision_inputs(cfg, bucket)
     tower = jax.jit(family.encode, static_argnums=(1, 4)).lower(spec["vision"], cfg, inputs, table, vision_ops("cpu"))

@@ -12,8 +12,9 @@ from llm_kit import clip, noise, serving, together, user
 
 import mmjax
 from mmjax.encoder.cache import EntryState
+from mmjax.inputs.items import Modality
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "mistral3", "pixtral")
 HOLE = 255  # a byte that no picture here holds after resizing
 
 
@@ -96,16 +97,21 @@ def _on_device(values: np.ndarray, device) -> jax.Array:
     return jax.block_until_ready(jax.device_put(values.copy(), device))
 
 
+def holds_clip(messages: list[dict]) -> bool:
+    return any(part["type"] == "video" for part in messages[0]["content"])
+
+
 def ask(llm) -> list:
     """All that arithmetic decides about two rounds of requests; the second finds pages and rows in the caches."""
-    seen = []
+    takes_clips, seen = Modality.VIDEO in llm.model.processor.placeholder_id, []
+    requests = [(messages, own) for messages, own in REQUESTS if takes_clips or not holds_clip(messages)]
     for _ in range(2):
         with together(llm):
             handles = [
                 llm.submit(
                     messages, mmjax.SamplingParams(**{"max_tokens": 10, "temperature": 0.0, "ignore_eos": True} | own)
                 )
-                for messages, own in REQUESTS
+                for messages, own in requests
             ]
         for handle in handles:
             out = handle.result()

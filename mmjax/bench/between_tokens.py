@@ -58,12 +58,7 @@ def _gaps(llm: LLM, prompts: list[list[dict]], new_tokens: int) -> list[float]:
     for handle in handles:
         handle.result()
     begun, ended = max(seen[0] for seen in times), min(seen[-1] for seen in times)
-    return [
-        after - before
-        for seen in times
-        for before, after in pairwise(seen)
-        if begun <= before and after <= ended
-    ]
+    return [after - before for seen in times for before, after in pairwise(seen) if begun <= before and after <= ended]
 
 
 def _clock(seen: list[float]) -> Callable[[object], None]:

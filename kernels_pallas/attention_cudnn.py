@@ -15,6 +15,8 @@ from kernels_pallas.window_xla import gather_windows, rows_to_patches
 
 # Bytes of keys and values gathered from pages at a time.
 GATHER_BYTES = 64 << 20
+# Tokens of each prefix gathered at a time: most prefixes are shorter, and what is gathered past their ends is waste.
+PREFIX_TOKENS = 4096
 
 
 def packed_attention_cudnn(
@@ -95,8 +97,9 @@ def _attend_prefixes(
     cu, lens = meta.cu_seqlens, jnp.diff(meta.cu_seqlens)
     segment = segment_of_token(cu, q.shape[0])
     state = out.astype(jnp.float32), _lse_of_token(lse, cu, segment)
-    pages = _pages_per_slab(kv_layer, *meta.block_tables.shape)
-    slab = pages * kv_layer.shape[3]
+    page = kv_layer.shape[3]
+    pages = min(_pages_per_slab(kv_layer, *meta.block_tables.shape), max(1, PREFIX_TOKENS // page))
+    slab = pages * page
 
     def attend_slab(index, state):
         left = jnp.clip(meta.prefix_lens - index * slab, 0, slab)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mmjax.bucket_sizes import sizes_up_to
 from mmjax.encoder.budgets import parse_bytes
@@ -175,6 +175,10 @@ ENCODER_TOKENS = {"cpu": 2048, "gpu": 8192}
 _DEFAULTS = {"cpu": (8, 512, 4096, 4), "gpu": (256, 8192, 32768, 32)}
 
 
+# Prompt tokens that a small prefill step has for each sequence it may pack.
+TOKENS_PER_SEQUENCE = 32
+
+
 def resolve_engine(config: EngineConfig, platform: str, max_position_embeddings: int) -> EngineConfig:
     """Fills every None of `config` but `num_blocks`, for `platform` ("cpu" or "gpu") and the model's position limit."""
     batch, tokens, length, prefills = _DEFAULTS["cpu" if platform == "cpu" else "gpu"]
@@ -199,9 +203,19 @@ def resolve_engine(config: EngineConfig, platform: str, max_position_embeddings:
     )
 
 
-def prefill_ladder(config: EngineConfig) -> tuple[int, ...]:
-    """Token counts of the compiled prefill steps."""
-    return sizes_up_to(config.max_num_tokens, min(64, config.max_num_tokens))
+class PrefillBucket(NamedTuple):
+    """Sizes of a compiled prefill step: tokens, and sequences whose chunks it packs."""
+
+    tokens: int
+    sequences: int
+
+
+def prefill_ladder(config: EngineConfig) -> tuple[PrefillBucket, ...]:
+    """The compiled prefill steps. Small ones pack few sequences: each costs a step time, chunk or no chunk."""
+    most = config.max_prefill_sequences
+    *smaller, top = sizes_up_to(config.max_num_tokens, min(64, config.max_num_tokens))
+    smaller = [PrefillBucket(size, min(most, max(1, size // TOKENS_PER_SEQUENCE))) for size in smaller]
+    return (*smaller, PrefillBucket(top, most))
 
 
 def decode_ladder(config: EngineConfig) -> tuple[int, ...]:
@@ -209,7 +223,7 @@ def decode_ladder(config: EngineConfig) -> tuple[int, ...]:
     return sizes_up_to(config.max_batch_size, 1)
 
 
-def smallest_fit(sizes: tuple[int, ...], needed: int) -> int:
+def smallest_fit(sizes: Sequence[int], needed: int) -> int:
     """The smallest of ascending `sizes` that holds `needed`."""
     for size in sizes:
         if size >= needed:

@@ -15,13 +15,16 @@ import numpy as np
 
 from kernels_pallas.dispatch import PagedDecode, PagedPrefill, decode_attention, prefill_attention
 from mmjax.compilation import Job, device_errors, shapes_on
-from mmjax.config import EngineConfig, decode_ladder, prefill_ladder, smallest_fit
+from mmjax.config import EngineConfig, PrefillBucket, decode_ladder, prefill_ladder, smallest_fit
 from mmjax.engine.batch import Chunk, Layout, RowSlots, decode_arrays, prefill_arrays
 from mmjax.engine.request import Request
+from mmjax.errors import EngineError
 from mmjax.layers.sampling import SamplingInputs, init_state
 from mmjax.models.family import Family, ModelConfig
 from mmjax.models.steps import DecodeInputs, EngineState, PrefillInputs, decode_step, prefill_step, remember_tokens
 from mmjax.sampling_params import banned_mask, is_plain_greedy, sampling_arrays
+
+_PREFIXLESS_TOKENS = 2048  # largest step for which looking for prefixes shows
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,18 @@ class ModelRunner:
         self._pool = pool
         self._pool_rows = pool_rows
         self._banned = jax.device_put(banned_mask(banned_ids, cfg.vocab_size), device)
-        self._prefill_sizes = prefill_ladder(config)
-        self._decode_sizes = decode_ladder(config)
-        self._prefill: dict[tuple[int, bool], Any] = {}
+        buckets, sizes = prefill_ladder(config), decode_ladder(config)
+        # By whether any sequence has a prefix. A GPU makes the host wait in every layer to learn how long the prefixes
+        # are; small steps, where it shows, are compiled without that too.
+        self._prefill_buckets = {True: buckets}
+        # By whether all are greedy. The full sampler skips work by conditions, for each of which a GPU makes the host
+        # wait; greedy batches, which need none of it, have executables of their own, the others half as many.
+        self._decode_sizes = {False: sizes}
+        if device.platform != "cpu":
+            self._prefill_buckets[False] = [bucket for bucket in buckets if bucket.tokens <= _PREFIXLESS_TOKENS]
+            self._decode_sizes = {False: sizes[::-2][::-1], True: sizes}
+        self._prefill: dict[tuple[PrefillBucket, bool], Any] = {}
         self._decode: dict[tuple[int, bool], Any] = {}
-        # The full sampler skips work by conditions, for each of which a GPU makes the host wait; greedy batches, which
-        # need none of it, get executables of their own there.
-        self._greedy_variants = (False,) if device.platform == "cpu" else (False, True)
-        # A GPU makes the host wait in every layer to learn how long the prefixes are; steps without any need not.
-        self._prefix_variants = (True,) if device.platform == "cpu" else (True, False)
         self._remember: Any = None
         self.state: EngineState | None = None
         self.layout: Layout | None = None
@@ -121,17 +127,17 @@ class ModelRunner:
         pool = on_device(jax.ShapeDtypeStruct((self._pool_rows, self.cfg.row_width), self.cfg.dtype))
         params, banned = on_device(self.params), on_device(self._banned)
         jobs = []
-        for any_prefix in self._prefix_variants:
-            for size in reversed(self._prefill_sizes):
-                inputs = self._prefill_inputs([], size, None, any_prefix)
-                keep = partial(self._prefill.__setitem__, (size, any_prefix))
+        for any_prefix, buckets in self._prefill_buckets.items():
+            for bucket in reversed(buckets):
+                inputs = self._prefill_inputs([], bucket, None, any_prefix)
+                keep = partial(self._prefill.__setitem__, (bucket, any_prefix))
                 arguments = (params, pool, banned, state, on_device(inputs))
-                jobs.append(Job(_prefill_name(size, any_prefix), prefill, arguments, keep))
+                jobs.append(Job(_prefill_name(bucket, any_prefix), prefill, arguments, keep))
         first_decode = len(jobs)
-        for greedy in self._greedy_variants:
+        for greedy, sizes in self._decode_sizes.items():
             attend = decode_attention(self.device.platform)
             decode = jax.jit(partial(decode_step, self.family, self.cfg, attend, greedy), donate_argnums=2)
-            for size in reversed(self._decode_sizes):
+            for size in reversed(sizes):
                 arguments = (params, banned, state, on_device(self._decode_inputs([], size)))
                 keep = partial(self._decode.__setitem__, (size, greedy))
                 jobs.append(Job(_decode_name(size, greedy), decode, arguments, keep))
@@ -173,10 +179,9 @@ class ModelRunner:
 
     def prefill(self, chunks: Sequence[Chunk], row_slots: RowSlots) -> StepResult:
         """Dispatches one packed step of prompt chunks; chunks that complete a prompt sample a token."""
-        size = smallest_fit(self._prefill_sizes, sum(map(len, chunks)))
-        any_prefix = any(chunk.begin for chunk in chunks) or False not in self._prefix_variants
-        inputs = self._prefill_inputs(chunks, size, row_slots, any_prefix)
-        step = self._prefill[size, any_prefix]
+        bucket, any_prefix = self._prefill_step(chunks)
+        inputs = self._prefill_inputs(chunks, bucket, row_slots, any_prefix)
+        step = self._prefill[bucket, any_prefix]
         with device_errors():
             self.state, sampled = step(self.params, self._pool(), self._banned, self.state, inputs)
         done = [(row, chunk.request) for row, chunk in enumerate(chunks) if chunk.completes]
@@ -184,19 +189,27 @@ class ModelRunner:
 
     def decode(self, requests: Sequence[Request]) -> StepResult:
         """Dispatches one token of every request."""
-        size = smallest_fit(self._decode_sizes, len(requests))
-        inputs = self._decode_inputs(requests, size)
-        greedy = is_plain_greedy([request.sampling_row for request in requests])
-        step = self._decode[size, greedy and True in self._greedy_variants]
+        greedy = True in self._decode_sizes and is_plain_greedy([request.sampling_row for request in requests])
+        size = smallest_fit(self._decode_sizes[greedy], len(requests))
+        inputs, step = self._decode_inputs(requests, size), self._decode[size, greedy]
         with device_errors():
             self.state, sampled = step(self.params, self._banned, self.state, inputs)
         return _result(list(enumerate(requests)), sampled)
 
+    def _prefill_step(self, chunks: Sequence[Chunk]) -> tuple[PrefillBucket, bool]:
+        """The smallest step that holds the chunks, and whether it looks for prefixes."""
+        tokens = sum(map(len, chunks))
+        for any_prefix in (False, True):
+            if any_prefix or not any(chunk.begin for chunk in chunks):
+                for bucket in self._prefill_buckets.get(any_prefix, ()):
+                    if bucket.tokens >= tokens and bucket.sequences >= len(chunks):
+                        return bucket, any_prefix
+        raise EngineError(f"no prefill step holds {tokens} tokens of {len(chunks)} sequences")
+
     def _prefill_inputs(
-        self, chunks: Sequence[Chunk], size: int, row_slots: RowSlots | None, any_prefix: bool = True
+        self, chunks: Sequence[Chunk], bucket: PrefillBucket, row_slots: RowSlots | None, any_prefix: bool
     ) -> PrefillInputs:
-        sequences = self.config.max_prefill_sequences
-        arrays = prefill_arrays(chunks, size, sequences, self.layout, row_slots)
+        arrays = prefill_arrays(chunks, *bucket, self.layout, row_slots)
         pages = PagedPrefill(
             cu_seqlens=arrays["cu_seqlens"],
             prefix_lens=arrays["prefix_lens"],
@@ -211,7 +224,7 @@ class ModelRunner:
             pages=pages,
             last=arrays["last"],
             slots=arrays["slots"],
-            sampling=self._sampling([chunk.request for chunk in chunks], sequences),
+            sampling=self._sampling([chunk.request for chunk in chunks], bucket.sequences),
         )
 
     def _decode_inputs(self, requests: Sequence[Request], size: int) -> DecodeInputs:
@@ -229,8 +242,8 @@ class ModelRunner:
         return SamplingInputs(**sampling_arrays(rows, size, self.cfg.vocab_size))
 
 
-def _prefill_name(size: int, any_prefix: bool) -> str:
-    return f"prefill {size}{'' if any_prefix else ' without prefix'}"
+def _prefill_name(bucket: PrefillBucket, any_prefix: bool) -> str:
+    return f"prefill {bucket.tokens}{'' if any_prefix else ' without prefix'}"
 
 
 def _decode_name(size: int, greedy: bool) -> str:

@@ -54,8 +54,6 @@ def pack_items(
     """
     tokens, contexts = bucket.key
     capacity = (window_side * merge) ** 2
-    patches = np.zeros((tokens, patch_values), np.uint8)
-    positions = np.zeros((tokens, 2), np.int32)
     lengths = [length for item in items for length in item.plan.contexts]
     windows = sum(item.plan.windows for item in items) if window_side else 0
     for name, needed, room in (
@@ -65,6 +63,9 @@ def pack_items(
     ):
         if needed > room:
             raise EngineError(f"{len(items)} items need {needed} {name}; the encoder bucket holds {room}")
+    patches = np.empty((tokens, patch_values), np.uint8)
+    patches[sum(lengths) :] = 0
+    positions = np.zeros((tokens, 2), np.int32)
     table = np.full((bucket.window_rows, capacity), tokens, np.int32)
 
     patch = row = 0

@@ -39,6 +39,18 @@ def test_the_judge_agrees(llm, tiny_reference):
     assert answers[1].metrics.items_encoded == 2  # the clips; the pictures' rows are those of the first prompt
 
 
+def test_a_prompt_may_come_expanded_or_compact(llm):
+    """The ids of transformers' processor, or one placeholder a clip in a text that the caller owns."""
+    chat = llm.chat(film(3.0), PARAMS)
+    media = {"video": [(FRAMES, {"fps": 3.0})]}
+    text = "<|im_start|>user\nwhat happens here, and when? <|vision_start|><|video_pad|><|vision_end|>say<|im_end|>\n"
+    text += "<|im_start|>assistant\n"
+    for prompt in (chat.prompt_token_ids, text):
+        out = llm.generate(prompt, PARAMS, media)
+        assert out.prompt_token_ids == chat.prompt_token_ids
+        same(out, chat)
+
+
 def test_a_prefix_may_end_anywhere_in_a_clip(llm, monkeypatch):
     """Pages of 16: hits that end in the words before a step, in its rows and between two steps."""
     messages = film(2.0)

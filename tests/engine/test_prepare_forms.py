@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,6 +57,30 @@ def test_compact_prompts_come_back():
 )
 def test_expanded_prompts_are_collapsed(ids, plans, compact):
     assert forms(ids, plans)[0] == compact
+
+
+@pytest.mark.parametrize(
+    ("ids", "without"),
+    [
+        ([1, 95, VIDEO_PAD, 96, 2], [1, VIDEO_PAD, 2]),
+        ([95, VIDEO_PAD, 96, 95, VIDEO_PAD, 96], [VIDEO_PAD, VIDEO_PAD]),
+        ([95, 95, VIDEO_PAD, 96, 96], [95, VIDEO_PAD, 96]),
+        ([95, VIDEO_PAD, 2], [95, VIDEO_PAD, 2]),  # half a pair is not one
+        ([VIDEO_PAD, 96], [VIDEO_PAD, 96]),
+        ([95, VIDEO_PAD], [95, VIDEO_PAD]),
+        ([96, VIDEO_PAD, 95], [96, VIDEO_PAD, 95]),
+        ([95, PAD, 96, 95, VIDEO_PAD, 96], [95, PAD, 96, VIDEO_PAD]),  # the picture keeps its own
+    ],
+)
+def test_a_span_may_stand_for_the_tokens_around_its_placeholder(ids, without):
+    def prepared(prompt, absorbs):
+        plans = {VIDEO_PAD: replace(timed_steps(2, 3), absorbs=absorbs), PAD: block(3)}
+        items = [item_of(plans[token]) for token in prompt if token in plans]
+        return prepare_prompt(np.array(prompt), items, TOY, vocab_size=100)
+
+    absorbed, plain = prepared(ids, (95, 96)), prepared(without, None)
+    assert absorbed.token_ids.tolist() == plain.token_ids.tolist()
+    assert [item.runs for item in absorbed.items] == [item.runs for item in plain.items]
 
 
 def test_one_row_is_both():

@@ -11,6 +11,7 @@ from greedy_kit import NEW_TOKENS, TALKS, Judged, Talk, judge
 from llm_kit import CHECKPOINT, assert_nothing_held, serving
 
 import mmjax
+from mmjax.config import PrefillBucket
 from mmjax.frontend import InputOptions
 from mmjax.inputs.items import ProcessedItem
 from mmjax.loading import open_model
@@ -119,7 +120,7 @@ def test_the_prefill_step_sees_the_decoder_input_of_transformers(tiny_llm, judge
 
         def prefill(chunks, row_slots, original=runner.prefill):
             tokens = sum(map(len, chunks))
-            inputs = runner._prefill_inputs(chunks, tokens, row_slots)
+            inputs = runner._prefill_inputs(chunks, PrefillBucket(tokens, len(chunks)), row_slots, any_prefix=True)
             pool = runner._pool()
             hidden, _, _ = embed_tokens(
                 runner.family, runner.cfg, runner.params, pool, inputs.token_ids, inputs.row_index

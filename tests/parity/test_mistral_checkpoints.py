@@ -140,6 +140,15 @@ def test_families_read_their_own_keys():
     assert not config_of(changed(MISTRAL3, "tie_word_embeddings", False)).text.tie_word_embeddings
 
 
+@pytest.mark.parametrize(("hf", "billions"), [(MISTRAL3, 24.0), (PIXTRAL, 12.7)], ids=FAMILIES)
+def test_published_sizes_have_the_parameters_of_their_names(hf, billions):
+    record = registry.family_for(hf["model_type"])
+    cfg = record.config({**hf, "tie_word_embeddings": False})
+    plan = leaves(record.weights(cfg), record.spec(cfg))
+    assert sum(np.prod(leaf.shape) for leaf in plan) / 1e9 == pytest.approx(billions, abs=0.1)
+    assert not any(leaf.padded for leaf in plan)
+
+
 @pytest.mark.parametrize("hf", [MISTRAL3, PIXTRAL], ids=FAMILIES)
 @pytest.mark.parametrize(
     ("path", "value", "named"),

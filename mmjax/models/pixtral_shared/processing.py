@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,11 +47,11 @@ class PixtralProcessor:
         settings, tokens = read_settings(Path(path), patch=patch, merge=merge, image_token_id=cfg.image_token_id)
         return cls(settings, tokens, patch, merge)
 
-    @cached_property
+    @property
     def placeholder_text(self) -> Mapping[Modality, str]:
         return {Modality.IMAGE: self.tokens.text}
 
-    @cached_property
+    @property
     def placeholder_id(self) -> Mapping[Modality, int]:
         return {Modality.IMAGE: self.tokens.image}
 

@@ -107,7 +107,7 @@ def describe(path: str | Path, parts: Collection[Part] = ALL_PARTS) -> Checkpoin
         missing += absent
     if "tokenizer" in parts:
         missing += _absent(path, "tokenizer", TOKENIZER_FILES)
-    if "processor" in parts:
+    if "processor" in parts and _has_processor_files(config):
         missing += _absent(path, "processor", PROCESSOR_FILES)
     if config is None or missing:
         lines = "".join(f"\n  {line}" for line in missing)
@@ -116,6 +116,14 @@ def describe(path: str | Path, parts: Collection[Part] = ALL_PARTS) -> Checkpoin
         method = quantization.get("quant_method", "unknown method")
         raise CheckpointError(f"{path} holds quantised weights ({method}); mmjax loads float32, float16 and bfloat16")
     return Checkpoint(path, _settle_tie(config, path, weight_files), manifest, weight_files)
+
+
+def _has_processor_files(config: dict[str, Any] | None) -> bool:
+    """Whether checkpoints of this family keep settings of their processor beside config.json."""
+    try:
+        return family_for(str((config or {}).get("model_type"))).processor_files
+    except CheckpointError:  # of no known family: whoever needs that says so
+        return True
 
 
 def _settle_tie(config: dict[str, Any], path: Path, weight_files: tuple[Path, ...]) -> dict[str, Any]:

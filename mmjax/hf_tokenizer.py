@@ -7,18 +7,24 @@ import logging
 from pathlib import Path
 from typing import Any
 
+# What transformers says when it is imported without torch (that no model will be available), and about a config.json
+# of a family that it has no model for.
+_NOT_WORTH_SAYING = ("PyTorch was not found", "You are using a model of type")
+
 
 def load_tokenizer(path: Path) -> Any:
     """The transformers tokenizer of the checkpoint directory `path`; nothing is downloaded."""
-    log = logging.getLogger("transformers")
-    log.addFilter(_worth_saying)
+    logs = [logging.getLogger(name) for name in ("transformers", "transformers.configuration_utils")]
+    for log in logs:
+        log.addFilter(_worth_saying)
     try:
         from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
     finally:
-        log.removeFilter(_worth_saying)
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        for log in logs:
+            log.removeFilter(_worth_saying)
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:
-    """False for what transformers says when it is imported without torch: that no model will be available."""
-    return "PyTorch was not found" not in record.getMessage()
+    return not record.getMessage().startswith(_NOT_WORTH_SAYING)

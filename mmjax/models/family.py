@@ -133,6 +133,8 @@ class Family:
     deepstack_layers: Callable[[ModelConfig], tuple[int, ...]]  # text layers after which level k is added
     # Tables of other shapes under the same names, for checkpoints stored so; a checkpoint follows one table throughout.
     other_layouts: Callable[[ModelConfig], tuple[tuple[Weight, ...], ...]] = _no_other_layouts
+    # Whether settings of the processor lie in files of their own; else config.json has them all.
+    processor_files: bool = True
     # What a token leaves in the pages of each layer, (parts, heads, width).
     state_shapes: Callable[[ModelConfig], tuple[tuple[int, int, int], ...]] = _keys_and_values
 

@@ -18,8 +18,9 @@ from conversion.checkpoint import describe
 from conversion.export import export
 from conversion.loader import load_params
 from conversion.orbax_io import convert
+from conversion.verify import verify
 from mmjax.compilation import CompileCounter
-from mmjax.errors import PlaceholderError, RequestError
+from mmjax.errors import CheckpointError, PlaceholderError, RequestError
 from mmjax.models.deepseek_v4_1 import FAMILY
 
 NAME = "deepseek_v4_1"
@@ -27,10 +28,10 @@ PLACEHOLDER = "<｜deepseek_image｜>"
 PARAMS = mmjax.SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=5)
 
 CONVERSATIONS = [
-    user(calm(noise(84, 140, 1)), "what is it? " * 8),
-    user("a word " * 20),
-    user("one ", calm(noise(200, 60, 2)), " and ", calm(noise(56, 56, 3)), " which?"),
-    user("tell me about " * 12),
+    user(calm(noise(84, 140, 1)), "what is it? " * 5),
+    user("a word " * 10),
+    user("one ", calm(noise(200, 60, 2)), " and ", calm(noise(56, 56, 3)), " which of them?"),
+    user("tell me about " * 5),
 ]
 
 
@@ -61,10 +62,10 @@ def expected(tiny_reference):
 
 @pytest.mark.parametrize(
     "limits",
-    [{"chunk_tokens": 5}, {"chunk_tokens": 24, "enable_block_reuse": False}, {"block_limit": 34, "max_batch_size": 2}],
+    [{"chunk_tokens": 5}, {"chunk_tokens": 24, "enable_block_reuse": False}, {"max_batch_size": 2}],
     ids=str,
 )
-def test_chunks_prefixes_and_preemption_change_nothing(tiny_llm, expected, limits):
+def test_chunks_prefixes_and_batches_change_nothing(tiny_llm, expected, limits):
     with serving(tiny_llm(NAME), **limits) as llm:
         found = answers(llm)
         reused = llm.stats().pages["reused_tokens"]
@@ -166,3 +167,10 @@ def test_a_converted_checkpoint_answers_alike(tiny_checkpoint, tiny_reference, t
     with build(converted, reference=True) as llm:
         out = llm.chat(CONVERSATIONS[0], PARAMS)
     assert out.token_ids == expected[0][0]
+
+
+def test_verify_says_what_transformers_lacks(tiny_checkpoint):
+    path = tiny_checkpoint(NAME, **CHECKPOINT).path
+    assert not list(path.glob("*processor*"))  # config.json has all of the processor's settings
+    with pytest.raises(CheckpointError, match="has no model of type 'deepseek_v4_1'"):
+        verify(path, "transformers", progress=False)

@@ -139,7 +139,6 @@ def build(
     path.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(config))
-    (path / "preprocessor_config.json").write_text("{}")
     words = tokenizer()
     words.add_special_tokens({"additional_special_tokens": [PLACEHOLDER]})
     words.chat_template = CHAT_TEMPLATE

@@ -42,5 +42,6 @@ FAMILY = Family(
     logits=text.logits,
     processor=DeepseekProcessor.from_checkpoint,
     deepstack_layers=_no_deepstack,
+    processor_files=False,
     state_shapes=text.state_shapes,
 )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, DTypeLike, Float, Int
 
 from kernels_pallas.blocks import NEVER
 from kernels_pallas.mosaic import ROWS
@@ -61,6 +61,8 @@ class Plan:
 
     def parts(self, length):
         """How many parts a sequence of this length is cut into, each about `split_tokens` long."""
+        if self.splits == 1:
+            return jnp.ones_like(length)
         return jnp.clip(lax.div(length + self.split_tokens // 2, jnp.int32(self.split_tokens)), 1, self.splits)
 
 
@@ -77,9 +79,8 @@ def make_plan(q: Float[Array, "B N D"], kv_layer: Float[Array, "num_blocks 2 K p
     splits = min(row["splits"], max(1, round(table_width * page / row["split_tokens"])))
     block = max(64, page)
     stages = max(2, min(row["stages"], (96 << 10) // (4 * block * width)))
-    return Plan(
-        q.dtype.name, batch, kv_heads, heads // kv_heads, width, page, block, stages, splits, row["split_tokens"]
-    )
+    group, tokens, sort = heads // kv_heads, row["split_tokens"], row["longest_first"]
+    return Plan(q.dtype.name, batch, kv_heads, group, width, page, block, stages, splits, tokens, sort)
 
 
 def paged_decode_mosaic(
@@ -130,7 +131,10 @@ def _kernel(plan: Plan, scale: float):
     dtype = jnp.float32 if split else plan.dtype
     out_type = [jax.ShapeDtypeStruct((rows, plan.width), dtype), jax.ShapeDtypeStruct((rows,), jnp.float32)]
     stream = _tiled((plan.stages, plan.block, plan.width), plan.dtype)
-    result = [plgpu.SMEM((ROWS, plan.width), dtype), plgpu.SMEM((ROWS,), jnp.float32)]
+    # Rows leave tiled shared memory eight at a time; a group of another size leaves a plain array, slower to write.
+    whole = split or plan.group == plan.rows
+    values = _tiled((ROWS, plan.width), dtype) if whole else plgpu.SMEM((ROWS, plan.width), dtype)
+    result = [values, plgpu.SMEM((ROWS,), jnp.float32)]
     return plgpu.kernel(
         partial(_program, plan, scale),
         out_type=tuple(out_type[: 1 + split]),
@@ -146,12 +150,12 @@ def _kernel(plan: Plan, scale: float):
     )
 
 
-def _tiled(shape: tuple[int, ...], dtype: str):
-    """Shared memory in the layout that both bulk copies and the matrix unit want."""
-    swizzle = plgpu.find_swizzle(shape[-1] * 16)
-    return plgpu.SMEM(
-        shape, dtype, transforms=(plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle))
-    )
+def _tiled(shape: tuple[int, ...], dtype: DTypeLike):
+    """Shared memory in the layout that bulk copies, the matrix unit and its results all want."""
+    size = jnp.dtype(dtype).itemsize
+    swizzle = plgpu.find_swizzle(shape[-1] * size * 8)
+    transforms = plgpu.TilingTransform((8, swizzle // size)), plgpu.SwizzleTransform(swizzle)
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
 def _program(
@@ -182,16 +186,13 @@ def _program(
                     to = smem.at[slot, pl.ds(i * plan.page, plan.page)]
                     plgpu.copy_gmem_to_smem(kv_ref.at[pl.ds(start, plan.page)], to, barriers.at[slot])
 
+        # The group fills the first rows of the matrix unit; the others hold anything, and nobody reads what they give.
+        queries = q_ref.at[pl.ds(row * plan.rows, plan.rows)]
+        plgpu.copy_gmem_to_smem(queries, q_smem.at[pl.ds(0, plan.rows)], q_barrier)
         ahead = [look_up(stage) for stage in range(plan.stages)]
         for stage in range(plan.stages):
             pl.when(stage < steps)(partial(fetch, ahead[stage], stage))
-
-        @pl.when(steps > 0)
-        def _():
-            plgpu.copy_gmem_to_smem(
-                q_ref.at[pl.ds(row * plan.rows, plan.rows)], q_smem.at[pl.ds(0, plan.rows)], q_barrier
-            )
-            plgpu.barrier_wait(q_barrier)
+        plgpu.barrier_wait(q_barrier)
 
         def step(index, state):
             slot = lax.rem(index, jnp.int32(plan.stages))

@@ -13,6 +13,7 @@ from mmjax.inputs.usage import Usage
 
 HEADINGS = ("item", "modality", "placeholder", "positions", "tokens", "rows", "grid", "hash")
 HASH_CHARACTERS = 12
+MOST_RANGES = 4  # of positions that a cell spells out
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Span:
             str(self.item),
             self.modality,
             self.placeholder,
-            ", ".join(f"{position}..{position + length - 1}" for position, length in self.runs),
+            _ranges(self.runs),
             str(self.tokens),
             str(self.rows),
             "×".join(map(str, self.grid)),
@@ -112,6 +113,14 @@ def _span(item: PromptItem, vocab_size: int) -> Span:
         grid=item.plan.grid,
         hash=None if item.digest is None else int32_to_hexdigest(item.digest),
     )
+
+
+def _ranges(runs: Sequence[tuple[int, int]]) -> str:
+    """The runs as ranges; of many, as clips with times between their steps have them, the first and the last."""
+    ranges = [f"{position}..{position + length - 1}" for position, length in runs]
+    if len(ranges) > MOST_RANGES:
+        return f"{ranges[0]}, {ranges[1]}, ... {ranges[-1]} ({len(ranges)} runs)"
+    return ", ".join(ranges)
 
 
 def _align(table: Sequence[Sequence[str]]) -> list[str]:

@@ -111,3 +111,13 @@ def test_a_prompt_without_items_has_counts_alone():
 def test_the_table_reports_what_was_dropped():
     prompt = prepare([1, PAD], [item_of(block(6))], limit=3, truncate="right")
     assert str(explain_prompt(prompt)).endswith("truncated from the right: 7 to 1 tokens, dropped image 0")
+
+
+@pytest.mark.parametrize(
+    ("steps", "cell"), [(1, "2..4"), (4, "2..4, 7..9, 12..14, 17..19"), (6, "2..4, 7..9, ... 27..29 (6 runs)")]
+)
+def test_a_clip_of_many_steps_fits_a_cell(steps, cell):
+    (span,) = explain_prompt(prepare([VIDEO_PAD, 3], [item_of(timed_steps(steps, 3))])).spans
+    assert span.cells()[3] == cell
+    assert len(span.runs) == steps
+    assert span.tokens == 3 * steps

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from mmjax.models.decoder.family import decoder_family
+from mmjax.models.family import About
 from mmjax.models.qwen3_vl.config import Qwen3VLConfig
 from mmjax.models.qwen3_vl.processing import Qwen3VLProcessor
 from mmjax.models.qwen3_vl.vision import encode, vision_spec
@@ -19,4 +20,5 @@ FAMILY = decoder_family(
     canonical_name=canonical_name,
     encode=encode,
     processor=Qwen3VLProcessor.from_checkpoint,
+    about=About("Qwen3-VL", lacks=("clips of one frame, as in transformers", "stretched rotary positions (YaRN)")),
 )

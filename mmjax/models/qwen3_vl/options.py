@@ -15,7 +15,8 @@ def take_nested(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
     """The value of `nested_vision_tokens`, and the other options.
 
     Chat templates write a clip as start, placeholder, end, and a clip's span has such a pair around every step. True,
-    the default and what transformers does: the template's pair stays around the whole. False: it goes.
+    the default and what transformers does: the template's pair stays around the whole. False: it goes. The time of the
+    first step is then tokenised by itself all the same, not together with the text in front of it.
     """
     rest = dict(options)
     own = dict(rest.get("videos_kwargs") or {})

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="the oracle is transformers")
 tiny = pytest.importorskip("tiny", reason="needs transformers' models")
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_bf16_error_is_that_of_transformers(family, tiny_checkpoint):
     checkpoint = tiny_checkpoint(family, layers=4, vision_depth=4)
     rng = np.random.default_rng(0)
@@ -39,7 +39,8 @@ def test_bf16_error_is_that_of_transformers(family, tiny_checkpoint):
 def _rows(model, pixels, grid, dtype) -> np.ndarray:
     with torch.no_grad():
         out = model.model.visual(pixels.to(dtype), grid_thw=grid)
-    return getattr(out, "pooler_output", out).float().numpy()
+    streams = (getattr(out, "pooler_output", out), *(getattr(out, "deepstack_features", None) or ()))
+    return torch.cat(streams, dim=-1).float().numpy()
 
 
 def test_demo_accuracy_is_that_of_the_cpu():

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import DTypeLike
 
 # Releases of jax whose interface the kernels are written for: from the first, up to but not the second.
-FIRST, END = (0, 11), (0, 12)
+FIRST, END = (0, 11, 2), (0, 12)
 # Their matrix instructions are Hopper's alone.
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 # Rows of Hopper's matrix instructions, and so the most query heads a key head may have.
 ROWS = 64
+# Tokens of a page: a step of the decode kernel reads 64 tokens, or a page if that is more. Two such blocks of keys and
+# two of values have to fit into shared memory.
+PAGES, BLOCK_VALUES = (16, 32, 64, 128), 64 * 256
 
 
 def available(compute_capability: tuple[int, int]) -> bool:
@@ -23,5 +26,5 @@ def available(compute_capability: tuple[int, int]) -> bool:
 def serves_decode(dtype: DTypeLike, head_dim: int, page: int, group: int) -> bool:
     """Whether the decode kernel takes pages of `page` tokens and `group` query heads to each key head."""
     half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
-    whole_pages = page % 8 == 0 and (page % 64 == 0 or 64 % page == 0) and page <= 128
-    return half and whole_pages and head_dim % 16 == 0 and head_dim <= 256 and group <= ROWS
+    fits = max(page, 64) * head_dim <= BLOCK_VALUES and head_dim % 16 == 0
+    return half and page in PAGES and fits and group <= ROWS

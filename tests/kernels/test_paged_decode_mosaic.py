@@ -42,6 +42,7 @@ def problem(batch=3, heads=28, kv_heads=4, width=128, page=64, table_width=16, d
         {"heads": 14, "kv_heads": 2, "width": 64},
         {"heads": 8, "kv_heads": 8, "width": 80, "page": 128},
         {"heads": 8, "kv_heads": 2, "width": 256},
+        {"heads": 8, "kv_heads": 2, "page": 128},
     ],
     ids=str,
 )
@@ -63,6 +64,9 @@ def test_lowers_for_hopper(sizes):
         ("bfloat16", 512, 64, 7, False),
         ("bfloat16", 128, 4, 7, False),
         ("bfloat16", 128, 48, 7, False),
+        ("bfloat16", 128, 128, 7, True),
+        ("bfloat16", 256, 64, 7, True),
+        ("bfloat16", 256, 128, 7, False),
         ("bfloat16", 128, 64, 65, False),
     ],
 )
@@ -72,7 +76,13 @@ def test_what_is_served(dtype, width, page, group, served):
 
 @pytest.mark.parametrize(
     ("version", "capability", "available"),
-    [((0, 11, 2), (9, 0), True), ((0, 10, 2), (9, 0), False), ((0, 12), (9, 0), False), ((0, 11, 2), (10, 0), False)],
+    [
+        ((0, 11, 2), (9, 0), True),
+        ((0, 10, 2), (9, 0), False),
+        ((0, 11, 1), (9, 0), False),
+        ((0, 12), (9, 0), False),
+        ((0, 11, 2), (10, 0), False),
+    ],
 )
 def test_where_it_is_available(monkeypatch, version, capability, available):
     monkeypatch.setattr(jax, "__version_info__", version)

@@ -14,7 +14,7 @@ from mmjax.bench.report import Figure
 from mmjax.bench.requests import make_request, place
 from mmjax.bench.subject import Subject, text_ids
 from mmjax.bench.timing import measure
-from mmjax.config import EngineConfig, resolve_engine
+from mmjax.config import EngineConfig, decode_ladder, resolve_engine, smallest_fit
 from mmjax.engine.batch import Chunk
 from mmjax.engine.request import Request
 from mmjax.engine.runner import ModelRunner
@@ -56,7 +56,8 @@ def bench_decode(subject: Subject, context: int, batches: Sequence[int], repeat:
     ceilings = subject.ceilings(repeat)
     largest, pages = max(batches), _pages(context + STEPS)
     config = EngineConfig(max_batch_size=largest, max_num_tokens=largest, max_seq_len=pages * _PAGE)
-    steps = {f"decode {size}" for size in batches}
+    sizes = decode_ladder(config, subject.device.platform)
+    steps = {f"decode {smallest_fit(sizes, batch)}" for batch in batches}
     runner = _runner(subject, config, largest * pages, steps | {f"{step} greedy" for step in steps})
     rng = np.random.default_rng(0)
     requests = _requests(subject, largest, context, rng, spare=STEPS)

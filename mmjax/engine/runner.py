@@ -63,7 +63,7 @@ class ModelRunner:
         self._pool = pool
         self._pool_rows = pool_rows
         self._banned = jax.device_put(banned_mask(banned_ids, cfg.vocab_size), device)
-        buckets, sizes = prefill_ladder(config), decode_ladder(config)
+        buckets, sizes = prefill_ladder(config), decode_ladder(config, device.platform)
         # By whether any sequence has a prefix. A GPU makes the host wait in every layer to learn how long the prefixes
         # are; small steps, where it shows, are compiled without that too.
         self._prefill_buckets = {True: buckets}

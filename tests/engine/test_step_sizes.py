@@ -15,7 +15,8 @@ def test_sizes_of_an_engine_on_a_gpu():
         64, 128, 256, 512, 1024, 1408, 1728, 2048, 2752, 3456, 4096, 5504, 6848, 8192,
     ]  # fmt: skip
     assert [bucket.sequences for bucket in prefill_ladder(config)] == [2, 4, 8, 16] + [32] * 10
-    assert decode_ladder(config) == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert decode_ladder(config, "gpu") == (16, 32, 64, 128, 256)
+    assert decode_ladder(config, "cpu") == (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @given(
@@ -34,4 +35,4 @@ def test_some_step_holds_whatever_the_limits_allow(batch, tokens, sequences, dat
     ladder = prefill_ladder(config)
     assert list(ladder) == sorted(ladder)
     assert any(bucket.tokens >= total and bucket.sequences >= chunks for bucket in ladder)
-    assert max(decode_ladder(config)) == batch
+    assert max(decode_ladder(config, "cpu")) == max(decode_ladder(config, "gpu")) == batch

@@ -135,8 +135,12 @@ def _kernel(plan: Plan, scale: float):
     whole = split or plan.group == plan.rows
     values = _tiled((ROWS, plan.width), dtype) if whole else plgpu.SMEM((ROWS, plan.width), dtype)
     result = [values, plgpu.SMEM((ROWS,), jnp.float32)]
+
+    def paged_decode(*refs, **scratch):  # the name that profiles show
+        _program(plan, scale, *refs, **scratch)
+
     return plgpu.kernel(
-        partial(_program, plan, scale),
+        paged_decode,
         out_type=tuple(out_type[: 1 + split]),
         grid=(plan.splits, plan.kv_heads, plan.batch),
         grid_names=("part", "head", "place"),

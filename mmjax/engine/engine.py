@@ -22,6 +22,7 @@ from mmjax.encoder.plan import EncodeBatch, EncodeItem, ItemRef
 from mmjax.encoder.step import MultimodalEncoderContractError, MultimodalEncoderRequestError
 from mmjax.engine.embedding import RowReader, encoder_item
 from mmjax.engine.mailbox import Mailbox
+from mmjax.engine.pixels import PixelRestorer
 from mmjax.engine.prefix import register_pages
 from mmjax.engine.request import Request, Status
 from mmjax.engine.scheduler import Schedule, Scheduler
@@ -67,11 +68,16 @@ class Engine:
         self.scheduler, self.text, self.encoder = scheduler, text, encoder
         self.items, self.pages = scheduler.items, scheduler.pages
         self.trace = trace or StepTrace()
-        self._media, self._restore = media, restore
+        self.pixels = PixelRestorer(
+            media,
+            restore,
+            post=lambda message: self._inbox.post(message),
+            there=lambda request_id, item: self.items.set_pixels(request_id, item, True),
+            failed=lambda request, error: self._finish(request, "error", error),
+        )
         self._depth = 1 if overlap else 0
         self._pending: deque[Any] = deque()
         self._requests: dict[str, Request] = {}
-        self._restoring: set[str] = set()  # those that wait for media threads
         self._inbox = Mailbox()
         self._arrivals = itertools.count()
         self._rows = RowReader(self.items, encoder)
@@ -280,34 +286,7 @@ class Engine:
             if ref.item not in request.lacking:
                 request.lacking.append(ref.item)
             schedule.lacking.append(request)
-        for request in schedule.lacking:
-            if not request.restoring:
-                request.restoring = True
-                self._restoring.add(request.id)
-                self._media.submit(self._decode_again, request, list(request.lacking))
-        return bool(self._restoring)
-
-    def _decode_again(self, request: Request, indices: list[int]) -> None:
-        """In a media thread."""
-        patches = {}
-        for index in indices:
-            try:
-                patches[index] = self._restore(request.prompt.items[index])
-            except Exception as error:
-                known = isinstance(error, MMJaxError)
-                failure = error if known else RequestError(f"can't be decoded again: {error!r}", item=index)
-                self._inbox.post(partial(self._finish, request, "error", failure))
-                return
-        self._inbox.post(partial(self._restored, request, patches))
-
-    def _restored(self, request: Request, patches: dict[int, Any]) -> None:
-        request.restoring, request.lacking = False, []
-        self._restoring.discard(request.id)
-        if request.status is Status.FINISHED:
-            return
-        for index, pixels in patches.items():
-            request.prompt.items[index].patches = pixels
-            self.items.set_pixels(request.id, index, True)
+        return self.pixels.send(schedule.lacking)
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
@@ -350,7 +329,7 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason, error: MMJaxError | None = None) -> None:
         if self._requests.pop(request.id, None) is None:
             return
-        self._restoring.discard(request.id)
+        self.pixels.forget(request)
         if isinstance(error, RequestError):
             error = copy.copy(error)  # several requests may fail of one error, each with its own id
             error.request_id = request.id

@@ -217,7 +217,7 @@ class Run:
             trace=StepTrace(1),
         )
         run = cls(world, episode, service, injector, media)
-        service.engine._restore = run._restore
+        service.engine.pixels.restore = run._restore
         return run
 
     def go(self) -> None:

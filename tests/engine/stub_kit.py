@@ -260,7 +260,7 @@ class StubEngine:
             trace=StepTrace(10_000),
         )
         self.engine, self.scheduler = self.service.engine, self.service.scheduler
-        self.engine._restore = self._restore
+        self.engine.pixels.restore = self._restore
         self.restored: list[int] = []
         self.requests: list[Request] = []
         self.idle = False

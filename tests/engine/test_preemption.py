@@ -124,14 +124,14 @@ def test_whole_prompts_that_no_longer_fit_a_step(tiny_llm, alone, monkeypatch):
 def test_a_picture_that_can_not_be_had_again(tiny_llm, alone, monkeypatch):
     """The request fails and says which item; its neighbour does not."""
     with serving(tiny_llm(), **NO_REUSE) as llm:
-        restore = llm.running.engine._restore
+        restore = llm.running.engine.pixels.restore
 
         def broken(item):
             if item.index == 1:
                 raise OSError("gone")
             return restore(item)
 
-        monkeypatch.setattr(llm.running.engine, "_restore", broken)
+        monkeypatch.setattr(llm.running.engine.pixels, "restore", broken)
         preempt_at(llm, monkeypatch, {10})
         with together(llm):
             handles = [llm.submit(messages, params) for messages, params in REQUESTS[:2]]
@@ -172,14 +172,14 @@ def test_rows_that_vanish_after_a_request_was_resumed(tiny_llm, monkeypatch):
 
 def test_cancelled_while_its_pixels_are_decoded_again(tiny_llm, monkeypatch):
     with serving(tiny_llm(), **NO_REUSE) as llm:
-        restore, handles = llm.running.engine._restore, []
+        restore, handles = llm.running.engine.pixels.restore, []
 
         def slow(item):
             handles[0].cancel()
             llm.running.call(lambda: None)  # the cancel has been read
             return restore(item)
 
-        monkeypatch.setattr(llm.running.engine, "_restore", slow)
+        monkeypatch.setattr(llm.running.engine.pixels, "restore", slow)
         preempt_at(llm, monkeypatch, {6})
         with together(llm):
             handles.append(llm.submit(*REQUESTS[0]))

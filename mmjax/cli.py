@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: mmjax demo | chat | convert | verify | bench."""
+"""The command line: mmjax demo | chat | models | convert | verify | bench."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--max-tokens", type=int, default=512)
     chat.add_argument("--temperature", type=float, default=0.0)
     chat.set_defaults(run=_chat)
+
+    models = commands.add_parser("models", help="the model families, and how far each is from transformers")
+    models.add_argument("--markdown", action="store_true", help="our own families as a table in Markdown")
+    models.set_defaults(run=_models)
 
     convert = commands.add_parser("convert", help="Hugging Face directory -> orbax checkpoint")
     convert.add_argument("source", type=Path)
@@ -211,6 +215,13 @@ class ChatLoop:
         self.write(f"\n{describe(output)}")
         self.messages += [turn, {"role": "assistant", "content": [{"type": "text", "text": output.text}]}]
         self.media = []
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from mmjax.models.catalogue import as_markdown, as_text
+
+    print(as_markdown() if arguments.markdown else as_text())
+    return 0
 
 
 def _convert(arguments: argparse.Namespace) -> int:

@@ -27,6 +27,21 @@ with contextlib.suppress(ConfigError):  # without torch, tests against transform
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--record-parity", action="store_true", help="write what parity tests measure to mmjax/models/parity.json"
+    )
+
+
+@pytest.fixture(scope="session")
+def parity_record(pytestconfig):
+    """What the run measures against transformers, see `parity_record`."""
+    record = pytest.importorskip("parity_record", reason="needs torch", exc_type=ImportError).ParityRecord()
+    yield record
+    if pytestconfig.getoption("--record-parity"):
+        record.write()
+
+
 @pytest.fixture(scope="session")
 def tiny_llm(tiny_checkpoint):
     """A function (family) -> LLM over a tiny checkpoint, one for the whole session; see `llm_kit`."""

@@ -112,6 +112,21 @@ def _no_other_layouts(cfg: ModelConfig) -> tuple[tuple[Weight, ...], ...]:
 
 
 @dataclass(frozen=True)
+class About:
+    """What can't be read off a family's code.
+
+    Attributes:
+      title: its name as its makers spell it.
+      lacks: what its checkpoints may have or ask for that is not supported.
+      remarks: anything else that users should know.
+    """
+
+    title: str
+    lacks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Family:
     """A model family. `params` trees are nested dicts and lists of arrays; functions are pure."""
 
@@ -137,6 +152,7 @@ class Family:
     processor_files: bool = True
     # What a token leaves in the pages of each layer, (parts, heads, width).
     state_shapes: Callable[[ModelConfig], tuple[tuple[int, int, int], ...]] = _keys_and_values
+    about: About | None = None
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ def test_files_that_are_cut_off(checkpoint):
 
 
 def test_unknown_families_list_the_known(checkpoint):
-    edit(checkpoint / "config.json", lambda config: config.update(model_type="llava"))
-    with pytest.raises(CheckpointError, match="llava") as caught:
+    edit(checkpoint / "config.json", lambda config: config.update(model_type="llava_next"))
+    with pytest.raises(CheckpointError, match="llava_next") as caught:
         start(checkpoint)
     names = [name for family in FAMILIES for name in family.model_types]
     assert len(names) >= 2

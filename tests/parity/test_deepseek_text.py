@@ -77,7 +77,7 @@ def text_ids(length: int, seed: int = 0) -> list[int]:
 
 # Below, at and beyond the window of 12, the entries of 4 and 8 tokens, and the 3 entries that a token may pick.
 @pytest.mark.parametrize("length", [5, 150])
-def test_every_layer_and_the_logits(judge, ours, length):
+def test_every_layer_and_the_logits(judge, ours, parity_record, length):
     layers, logits = judge.run(text_ids(length))
     around, found = ours(text_ids(length))
     assert len(around) == len(layers) + 1
@@ -85,6 +85,7 @@ def test_every_layer_and_the_logits(judge, ours, length):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerances.LOGITS)
     np.testing.assert_allclose(found, logits, rtol=0, atol=tolerances.LOGITS)
     assert np.abs(logits).max() > 1  # far above the tolerance
+    parity_record.difference(FAMILY_NAME, "logits", found, logits)
 
 
 def test_pictures_route_by_a_bias_of_their_own(judge, ours, hf):
@@ -111,17 +112,18 @@ def test_a_checkpoint_without_that_bias(tiny_checkpoint):
 # ---- through the engine -------------------------------------------------------------------------------------------
 
 
-def check_tokens(tokens: list[int], expected: list[int], margins: np.ndarray) -> None:
-    """Equal, or different from a near tie on."""
+def check_tokens(tokens: list[int], expected: list[int], margins: np.ndarray) -> bool:
+    """Equal, or different from a near tie on; returns whether there is one."""
     differing = [mine != theirs for mine, theirs in zip(tokens, expected, strict=True)]
     if any(differing):
         assert margins[differing.index(True)] < tolerances.TIE, (tokens, expected)
+    return any(differing)
 
 
 GREEDY = mmjax.SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
 
 
-def test_the_engine_answers_as_transformers_does(tiny_llm, judge, checkpoint, hf):
+def test_the_engine_answers_as_transformers_does(tiny_llm, judge, checkpoint, hf, parity_record):
     pictures = [noise(84, 140, 1), noise(200, 60, 2)]
     messages = user("see: ", pictures[0], "and then", pictures[1], "which of them is it, and why?" * 3)
     with serving(tiny_llm(FAMILY_NAME), chunk_tokens=24) as llm:
@@ -136,10 +138,10 @@ def test_the_engine_answers_as_transformers_does(tiny_llm, judge, checkpoint, hf
     at = [position for position, token in enumerate(ids) if token == hf["image_token_id"]]
     assert len(at) == sum(map(len, rows))
     expected, margins = judge.greedy(ids, NEW_TOKENS, banned, np.concatenate(rows), at)
-    check_tokens(out.token_ids, expected, margins)
+    parity_record.greedy(FAMILY_NAME, NEW_TOKENS, check_tokens(out.token_ids, expected, margins))
 
 
-def test_text_alone_answers_as_transformers_with_its_cache_does(tiny_llm, judge):
+def test_text_alone_answers_as_transformers_with_its_cache_does(tiny_llm, judge, parity_record):
     with serving(tiny_llm(FAMILY_NAME), chunk_tokens=24) as llm:
         out = llm.chat(user("How old is the moon? " * 6), GREEDY)
         banned = llm.model.processor.never_sampled
@@ -154,7 +156,9 @@ def test_text_alone_answers_as_transformers_with_its_cache_does(tiny_llm, judge)
     answer = judge.model.generate(ids, generation_config=config, output_logits=True, return_dict_in_generate=True)
     logits = np.delete(torch.cat(answer.logits).numpy(), list(banned), axis=1)
     best = np.sort(logits, axis=1)[:, -2:]
-    check_tokens(out.token_ids, answer.sequences[0, ids.shape[1] :].tolist(), best[:, 1] - best[:, 0])
+    theirs = answer.sequences[0, ids.shape[1] :].tolist()
+    ties = check_tokens(out.token_ids, theirs, best[:, 1] - best[:, 0])
+    parity_record.greedy(FAMILY_NAME, NEW_TOKENS, ties)
 
 
 # ---- configs ------------------------------------------------------------------------------------------------------

@@ -151,12 +151,13 @@ def expected(checkpoint, processor):
     return rows
 
 
-def test_rows_of_a_picture_alone(params, config, processor, items, expected):
+def test_rows_of_a_picture_alone(params, config, processor, items, expected, parity_record):
     for item, rows in zip(items, expected, strict=True):
         bucket = EncoderBucket(EncoderGraphKey(item.plan.encoder_tokens, 1), 0, item.plan.rows)
         found = encoded(params, config, processor, [item], bucket, reference_vision_ops())
         assert found.shape == rows.shape
         np.testing.assert_allclose(found, rows, rtol=0, atol=TOWER_ROWS)
+        parity_record.difference(FAMILY.name, "rows", found, rows)
 
 
 def test_rows_of_a_padded_batch(params, config, processor, items, expected):

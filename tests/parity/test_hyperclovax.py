@@ -129,12 +129,13 @@ def reference_rows(model, inputs) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ops", [reference_vision_ops(), vision_ops("cpu")], ids=["reference", "xla"])
-def test_rows_of_pictures_and_clips(checkpoint, ops):
+def test_rows_of_pictures_and_clips(checkpoint, parity_record, ops):
     mine, inputs = ours(checkpoint), reference_inputs(checkpoint, CASE)
     rows = mine.rows(pack(*media_of(inputs, mine.table), mine.cfg), ops)
     expected = reference_rows(checkpoint.model, inputs)
     assert len(rows) == len(expected) == 15 + 6 + 2 * 6
     np.testing.assert_allclose(rows, expected, rtol=0, atol=tolerances.TOWER_ROWS)
+    parity_record.difference("hyperclovax", "rows", rows, expected)
 
 
 def test_our_pixels_are_the_references(checkpoint):
@@ -169,7 +170,7 @@ def step_of(cfg, inputs, rows: np.ndarray) -> tuple:
 
 
 @pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
-def test_every_layer_and_the_logits_match(tiny_checkpoint, tie):
+def test_every_layer_and_the_logits_match(tiny_checkpoint, parity_record, tie):
     made = tiny_checkpoint("hyperclovax", tie=tie)
     mine, inputs = ours(made), reference_inputs(made, CASE)
     with torch.no_grad():
@@ -180,6 +181,7 @@ def test_every_layer_and_the_logits_match(tiny_checkpoint, tie):
         np.testing.assert_allclose(around[i], expected[0], rtol=0, atol=tolerances.LOGITS, err_msg=f"before layer {i}")
     np.testing.assert_allclose(logits, out.logits[0], rtol=0, atol=tolerances.LOGITS)
     assert np.abs(logits).max() > 1.0  # far above the tolerance
+    parity_record.difference("hyperclovax", "logits", logits, out.logits[0])
 
 
 def test_bfloat16_errs_no_more_than_the_reference(checkpoint):

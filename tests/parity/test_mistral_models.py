@@ -52,13 +52,14 @@ def all_rows(ours, family: str, inputs) -> np.ndarray:
 
 @pytest.mark.parametrize("ops", [REFERENCE_OPS, vision_ops("cpu")], ids=["reference", "xla"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tower_gives_the_reference_rows(tiny_checkpoint, family, ops):
+def test_tower_gives_the_reference_rows(tiny_checkpoint, parity_record, family, ops):
     checkpoint = tiny_checkpoint(family)
     ours, inputs = ours_of(checkpoint), case_inputs(checkpoint, "pictures")
     expected = np.concatenate(reference_rows(checkpoint.model, inputs))
     rows = ours.rows(pack(family, inputs, ours.table), ops)
     np.testing.assert_allclose(rows, expected, rtol=0, atol=tolerances.TOWER_ROWS)
     assert np.abs(expected).max() > 0.1
+    parity_record.difference(family, "rows", rows, expected)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_the_processor_feeds_the_tower_the_same(tiny_checkpoint, family):
 
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layer_and_the_logits_match(tiny_checkpoint, family, case):
+def test_every_layer_and_the_logits_match(tiny_checkpoint, parity_record, family, case):
     checkpoint = tiny_checkpoint(family)
     ours, inputs = ours_of(checkpoint), case_inputs(checkpoint, case)
     hidden, logits = reference_text(checkpoint.model, inputs)
@@ -111,6 +112,7 @@ def test_every_layer_and_the_logits_match(tiny_checkpoint, family, case):
         np.testing.assert_allclose(around[i], expected, rtol=0, atol=tolerances.LOGITS, err_msg=f"before layer {i}")
     np.testing.assert_allclose(our_logits, logits, rtol=0, atol=tolerances.LOGITS)
     assert np.abs(logits).max() > 1.0  # far above the tolerance
+    parity_record.difference(family, "logits", our_logits, logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -180,13 +179,4 @@ def test_names_of_either_layout_become_the_published_ones():
 
 def test_an_unknown_model_type_lists_the_known():
     with pytest.raises(CheckpointError, match=r"'llama' is unknown; known: .*qwen2_5_vl, qwen2_vl"):
-        registry.family_for("llama")
-
-
-def test_other_packages_can_offer_families(monkeypatch):
-    offered = SimpleNamespace(model_types=("toy_vl",))
-    entry = SimpleNamespace(load=lambda: offered)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == "mmjax.families" else [])
-    assert registry.family_for("toy_vl") is offered
-    with pytest.raises(CheckpointError, match="toy_vl"):
         registry.family_for("llama")

@@ -75,13 +75,14 @@ def text_arguments(inputs, rows: np.ndarray, positions: np.ndarray) -> tuple:
     ("case", "ops"), [("images", REFERENCE_OPS), ("mixed", vision_ops("cpu"))], ids=["images-reference", "mixed-xla"]
 )
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tower_gives_the_reference_rows(tiny_checkpoint, family, case, ops):
+def test_tower_gives_the_reference_rows(tiny_checkpoint, parity_record, family, case, ops):
     checkpoint = tiny_checkpoint(family)
     ours = ours_of(checkpoint)
     inputs = reference_inputs(checkpoint, CASES[case])
     patches, grids = media_of(inputs, ours.table)
-    rows = ours.rows(pack(patches, grids, ours.cfg), ops)
-    np.testing.assert_allclose(rows, reference_rows(checkpoint.model, inputs), rtol=0, atol=tolerances.TOWER_ROWS)
+    rows, expected = ours.rows(pack(patches, grids, ours.cfg), ops), reference_rows(checkpoint.model, inputs)
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=tolerances.TOWER_ROWS)
+    parity_record.difference(family, "rows", rows, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,7 +106,7 @@ def test_the_processor_feeds_the_tower_the_same(tiny_checkpoint, family):
 
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layer_and_the_logits_match(tiny_checkpoint, family, case):
+def test_every_layer_and_the_logits_match(tiny_checkpoint, parity_record, family, case):
     checkpoint = tiny_checkpoint(family)
     ours = ours_of(checkpoint)
     inputs = reference_inputs(checkpoint, CASES[case])
@@ -119,6 +120,7 @@ def test_every_layer_and_the_logits_match(tiny_checkpoint, family, case):
         np.testing.assert_allclose(around[i], expected, rtol=0, atol=tolerances.LOGITS, err_msg=f"before layer {i}")
     np.testing.assert_allclose(our_logits, logits, rtol=0, atol=tolerances.LOGITS)
     assert np.abs(logits).max() > 1.0  # far above the tolerance
+    parity_record.difference(family, "logits", our_logits, logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,7 +16,7 @@ from mmjax.models.deepseek_v4_1.inputs import vision_input_shapes
 from mmjax.models.deepseek_v4_1.processing import DeepseekProcessor
 from mmjax.models.deepseek_v4_1.vision import encode, vision_spec
 from mmjax.models.deepseek_v4_1.weights import canonical_name, weights
-from mmjax.models.family import Family
+from mmjax.models.family import About, Family
 
 
 def _spec(cfg: DeepseekV41Config) -> dict[str, Any]:
@@ -44,4 +44,13 @@ FAMILY = Family(
     deepstack_layers=_no_deepstack,
     processor_files=False,
     state_shapes=text.state_shapes,
+    about=About(
+        "DeepSeek-V4.1",
+        lacks=("Engram look-ups", "DSpark", "multi-token prediction"),
+        remarks=(
+            "Transformers has DeepSeek-V4 without a tower: rows are compared with a second implementation of its "
+            "description, logits with the decoder of transformers",
+            "No checkpoint of V4.1 was at hand: the keys of its vision_config and one name of a weight are ours",
+        ),
+    ),
 )

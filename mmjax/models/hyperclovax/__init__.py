@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from mmjax.models.decoder.family import decoder_family
+from mmjax.models.family import About
 from mmjax.models.hyperclovax.config import HyperClovaXConfig
 from mmjax.models.hyperclovax.processing import HyperClovaXProcessor
 from mmjax.models.hyperclovax.vision import encode, vision_spec
@@ -18,4 +19,5 @@ FAMILY = decoder_family(
     canonical_name=canonical_name,
     encode=encode,
     processor=HyperClovaXProcessor.from_checkpoint,
+    about=About("HyperCLOVAX vision v2", lacks=("the first version, with its CLIP tower", "biases in the decoder")),
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mmjax.models.family import About
 from mmjax.models.hf_config import ConfigSection
 from mmjax.models.pixtral_shared.config import PixtralConfig, read_config
 from mmjax.models.pixtral_shared.family import pixtral_family
@@ -25,4 +26,9 @@ def config(hf: Mapping[str, Any]) -> PixtralConfig:
     )
 
 
-FAMILY = pixtral_family("mistral3", model_type="mistral3", config=config)
+FAMILY = pixtral_family(
+    "mistral3",
+    model_type="mistral3",
+    config=config,
+    about=About("Mistral3", lacks=("sliding-window attention", "rows from earlier layers of the tower")),
+)

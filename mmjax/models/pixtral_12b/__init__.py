@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mmjax.models.family import About
 from mmjax.models.hf_config import ConfigSection
 from mmjax.models.pixtral_shared.config import PixtralConfig, read_config
 from mmjax.models.pixtral_shared.family import pixtral_family
@@ -30,4 +31,9 @@ def config(hf: Mapping[str, Any]) -> PixtralConfig:
     )
 
 
-FAMILY = pixtral_family("pixtral", model_type="llava", config=config)
+FAMILY = pixtral_family(
+    "pixtral",
+    model_type="llava",
+    config=config,
+    about=About("Pixtral-12B", lacks=("LLaVA models with another tower or decoder", "sliding-window attention")),
+)

@@ -9,5 +9,10 @@ from mmjax.models.qwen2_5_vl.weights import weights
 from mmjax.models.qwen_shared.family import qwen_family
 
 FAMILY = qwen_family(
-    "qwen2_5_vl", config=Qwen25VLConfig.from_hf, vision_spec=vision_spec, weights=weights, encode=encode
+    "qwen2_5_vl",
+    title="Qwen2.5-VL",
+    config=Qwen25VLConfig.from_hf,
+    vision_spec=vision_spec,
+    weights=weights,
+    encode=encode,
 )

@@ -8,4 +8,11 @@ from mmjax.models.qwen2_vl.vision import encode, vision_spec
 from mmjax.models.qwen2_vl.weights import weights
 from mmjax.models.qwen_shared.family import qwen_family
 
-FAMILY = qwen_family("qwen2_vl", config=Qwen2VLConfig.from_hf, vision_spec=vision_spec, weights=weights, encode=encode)
+FAMILY = qwen_family(
+    "qwen2_vl",
+    title="Qwen2-VL",
+    config=Qwen2VLConfig.from_hf,
+    vision_spec=vision_spec,
+    weights=weights,
+    encode=encode,
+)

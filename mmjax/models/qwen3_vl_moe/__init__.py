@@ -15,4 +15,5 @@ FAMILY = replace(
     model_types=("qwen3_vl_moe",),
     config=config_from_hf,
     other_layouts=outputs_first,
+    about=replace(qwen3_vl.FAMILY.about, title="Qwen3-VL-MoE"),
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import jax
@@ -10,40 +11,43 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float, Int
 
-from kernels_pallas.grouped_matmul_mosaic import STEP_DEPTH, TILE_COLUMNS, grouped_matmul_mosaic
+from kernels_pallas import mosaic
 from kernels_pallas.grouped_matmul_xla import grouped_matmul_xla
 from kernels_pallas.row_groups import RowGroups, row_groups, spread
 
-__all__ = ["RowGroups", "group_rows", "grouped_matmul", "spread"]
+__all__ = ["RowGroups", "group_rows", "grouped_gated_matmul", "grouped_matmul", "spread"]
 
-# Hopper's matrix instructions, which the next generation dropped.
-FIRST_CAPABILITY, END_CAPABILITY = (9, 0), (10, 0)
+# Rows of a block where groups are small and matrices are what must be read, and where groups are large.
+FEW_ROWS, MANY_ROWS = 64, 128
+# Multiples that the kernels' tiles need of a matrix' inner and outer dimension.
+INNER, OUTER = 64, 256
 
 
 @cache
-def cuda_capability() -> tuple[int, int]:
-    """Compute capability of the first CUDA device, (0, 0) where there is none."""
+def on_hopper() -> bool:
+    """Whether the first CUDA device, if there is one, can run the kernels."""
     try:
         device = jax.local_devices(backend="cuda")[0]
     except RuntimeError:
-        return 0, 0
+        return False
     major, minor = device.compute_capability.split(".")
-    return int(major), int(minor)
+    return mosaic.available((int(major), int(minor)))
 
 
-def choose(capability: tuple[int, int], dtype: DTypeLike, inner: int, outer: int) -> str:
-    """ "mosaic" or "xla": what a CUDA device of this capability runs for matrices [inner, outer] of this dtype."""
+def choose(hopper: bool, dtype: DTypeLike, inner: int, outer: int, block_rows: int) -> str:
+    """What a CUDA device runs for matrices [inner, outer]: "xla", or the kernel "tiles" or "persistent"."""
     half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
-    fits = half and inner % STEP_DEPTH == 0 and outer % TILE_COLUMNS == 0
-    return "mosaic" if fits and FIRST_CAPABILITY <= capability < END_CAPABILITY else "xla"
+    if not (hopper and half and inner % INNER == 0 and outer % OUTER == 0):
+        return "xla"
+    return "persistent" if block_rows == MANY_ROWS else "tiles"
 
 
 def group_rows(group_of_row: Int[Array, " R"], groups: int) -> RowGroups:
-    """The layout that `grouped_matmul` wants, with blocks that suit the number of rows a group has on average."""
+    """The layout that the products want, with blocks that suit the number of rows a group has on average."""
     mean = len(group_of_row) / groups
-    if FIRST_CAPABILITY <= cuda_capability() < END_CAPABILITY:
-        return row_groups(group_of_row, groups, 128 if mean > 64 else 64)
-    return row_groups(group_of_row, groups, next((rows for rows in (8, 16, 32, 64) if mean <= rows), 128))
+    if on_hopper():
+        return row_groups(group_of_row, groups, FEW_ROWS if mean < MANY_ROWS else MANY_ROWS)
+    return row_groups(group_of_row, groups, next((rows for rows in (8, 16, 32, 64) if mean <= rows), MANY_ROWS))
 
 
 def grouped_matmul(
@@ -53,6 +57,45 @@ def grouped_matmul(
 
     A row's result depends on that row and its group's matrix alone, whatever the others hold.
     """
-    if choose(cuda_capability(), x.dtype, *weights.shape[1:]) == "xla":
-        return grouped_matmul_xla(x, weights, groups)
-    return lax.platform_dependent(x, weights, groups, cuda=grouped_matmul_mosaic, default=grouped_matmul_xla)
+    return _run(x, weights, groups, {"xla": grouped_matmul_xla, "tiles": _tiles, "persistent": _persistent})
+
+
+def grouped_gated_matmul(
+    x: Float[Array, "places K"], weights: Float[Array, "X K two_N"], groups: RowGroups
+) -> Float[Array, "places N"]:
+    """silu(gate) * up of the product that `grouped_matmul` gives, gate before up along its columns."""
+    return _run(
+        x,
+        weights,
+        groups,
+        {
+            "xla": lambda *inputs: _gate(grouped_matmul_xla(*inputs)),
+            "tiles": lambda *inputs: _gate(_tiles(*inputs)),
+            "persistent": lambda *inputs: _persistent(*inputs, gated=True),
+        },
+    )
+
+
+def _run(x: Array, weights: Array, groups: RowGroups, implementations: dict[str, Callable]) -> Array:
+    """The implementation of the platform that the computation is lowered for."""
+    chosen = choose(on_hopper(), x.dtype, *weights.shape[1:], groups.block_rows)
+    if chosen == "xla":
+        return implementations["xla"](x, weights, groups)
+    return lax.platform_dependent(x, weights, groups, cuda=implementations[chosen], default=implementations["xla"])
+
+
+def _gate(product: Float[Array, "places two_N"]) -> Float[Array, "places N"]:
+    gate, up = jnp.split(product, 2, axis=-1)
+    return jax.nn.silu(gate.astype(jnp.float32)).astype(gate.dtype) * up
+
+
+def _tiles(*inputs: Array) -> Array:
+    from kernels_pallas.grouped_matmul_tiles import grouped_matmul_tiles
+
+    return grouped_matmul_tiles(*inputs)
+
+
+def _persistent(*inputs: Array, gated: bool = False) -> Array:
+    from kernels_pallas.grouped_matmul_persistent import grouped_matmul_persistent
+
+    return grouped_matmul_persistent(*inputs, gated=gated)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 # Rows are ranked by comparing them with each other, this many at a time.
@@ -45,6 +46,8 @@ def row_groups(group_of_row: Int[Array, " R"], groups: int, block_rows: int) -> 
     blocks_of_group = -(-sizes // block_rows)
     block_end = jnp.cumsum(blocks_of_group, dtype=jnp.int32)
     slot = (block_end - blocks_of_group)[group_of_row] * block_rows + rank
+    # Whoever gathers by slot would otherwise work it out anew for every value it gathers.
+    slot = lax.optimization_barrier(slot)
     blocks = most_blocks(rows, groups, block_rows)
     source = jnp.full(blocks * block_rows, rows, jnp.int32)
     source = source.at[slot].set(jnp.arange(rows, dtype=jnp.int32), unique_indices=True)

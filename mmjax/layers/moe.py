@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.grouped_matmul import group_rows, grouped_matmul, spread
-from mmjax.layers.linear import linear, silu
+from kernels_pallas.grouped_matmul import group_rows, grouped_gated_matmul, grouped_matmul, spread
+from mmjax.layers.linear import linear
 
 
 class Routing(Protocol):
@@ -51,8 +51,7 @@ def moe_mlp(x: Float[Array, "T E"], layer: Mapping[str, Array], moe: Routing) ->
     tokens, width = x.shape
     experts, weights = route(x, layer["router"], moe)
     groups = group_rows(experts.reshape(-1), len(layer["router"]))
-    gate_up = grouped_matmul(spread(x, groups, moe.experts_per_token), layer["experts_gate_up"], groups)
-    gate, up = jnp.split(gate_up, 2, axis=-1)
-    down = grouped_matmul(silu(gate) * up, layer["experts_down"], groups)
+    opened = grouped_gated_matmul(spread(x, groups, moe.experts_per_token), layer["experts_gate_up"], groups)
+    down = grouped_matmul(opened, layer["experts_down"], groups)
     results = down[groups.slot].reshape(tokens, moe.experts_per_token, width) * weights[:, :, None]
     return results.sum(1, dtype=jnp.float32).astype(x.dtype)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,23 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-from tolerances import OTHER_LAYOUT
+from tolerances import HALF_PRODUCT, OTHER_LAYOUT
 
 from kernels_pallas import grouped_matmul as door
 from kernels_pallas.grouped_matmul import choose, grouped_matmul
-from kernels_pallas.grouped_matmul_mosaic import grouped_matmul_mosaic
+from kernels_pallas.grouped_matmul_persistent import grouped_matmul_persistent
+from kernels_pallas.grouped_matmul_tiles import grouped_matmul_tiles
 from kernels_pallas.grouped_matmul_xla import grouped_matmul_xla
 from kernels_pallas.row_groups import most_blocks, row_groups, spread
 
 GROUPS = 6
 laid_out = jax.jit(row_groups, static_argnums=(1, 2))
-HOPPER = (9, 0)
-
-
-@pytest.fixture
-def hopper(monkeypatch):
-    """The choices of a machine with a Hopper GPU."""
-    monkeypatch.setattr(door, "cuda_capability", lambda: HOPPER)
 
 
 def assigned(*sizes: int, seed: int = 0) -> np.ndarray:
@@ -92,44 +88,66 @@ def test_nothing_spreads_from_other_rows_or_unused_matrices():
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "inner", "outer", "expected"),
+    ("hopper", "dtype", "inner", "outer", "rows", "expected"),
     [
-        (HOPPER, "bfloat16", 2048, 1536, "mosaic"),
-        (HOPPER, "float16", 768, 2048, "mosaic"),
-        (HOPPER, "float32", 2048, 1536, "xla"),
-        (HOPPER, "bfloat16", 2048, 192, "xla"),
-        (HOPPER, "bfloat16", 96, 1536, "xla"),
-        ((8, 0), "bfloat16", 2048, 1536, "xla"),
-        ((10, 0), "bfloat16", 2048, 1536, "xla"),
-        ((0, 0), "bfloat16", 2048, 1536, "xla"),
+        (True, "bfloat16", 2048, 1536, 64, "tiles"),
+        (True, "bfloat16", 2048, 1536, 128, "persistent"),
+        (True, "float16", 768, 2048, 128, "persistent"),
+        (True, "float32", 2048, 1536, 128, "xla"),
+        (True, "bfloat16", 2048, 384, 64, "xla"),
+        (True, "bfloat16", 96, 1536, 64, "xla"),
+        (False, "bfloat16", 2048, 1536, 64, "xla"),
     ],
 )
-def test_choice(capability, dtype, inner, outer, expected):
-    assert choose(capability, dtype, inner, outer) == expected
+def test_choice(hopper, dtype, inner, outer, rows, expected):
+    assert choose(hopper, dtype, inner, outer, rows) == expected
 
 
-def test_kernel_in_the_interpreter():
-    """The Hopper kernel, simulated: equal to the loop in XLA on the same, already rounded inputs."""
+def test_the_gate():
+    """silu(gate) * up, gate first."""
+    x, matrices = jnp.ones((1, 1)), jnp.array([[[-1.0, 2.0, 5.0, 7.0]]])
+    groups = door.group_rows(jnp.zeros(1, jnp.int32), 1)
+    out = door.grouped_gated_matmul(spread(x, groups, 1), matrices, groups)[groups.slot]
+    expected = [[-1 / (1 + np.exp(1)) * 5, 2 / (1 + np.exp(-2)) * 7]]
+    np.testing.assert_allclose(out, expected, atol=OTHER_LAYOUT)
+
+
+KERNELS = {
+    "tiles": grouped_matmul_tiles,
+    "persistent": partial(grouped_matmul_persistent, multiprocessors=2),
+    "persistent gated": partial(grouped_matmul_persistent, multiprocessors=2, gated=True),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_in_the_interpreter(kernel):
+    """The Hopper kernels, simulated: equal to the loop in XLA on the same, already rounded inputs."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((50, 128)), jnp.bfloat16)
-    matrices = jnp.asarray(rng.standard_normal((3, 128, 128)), jnp.bfloat16)
+    matrices = jnp.asarray(rng.standard_normal((3, 128, 256)) * 0.05, jnp.bfloat16)
     groups = laid_out(assigned(30, 0, 70), 3, 64)
     rows = spread(x, groups, 2)
-    ours = grouped_matmul_mosaic(rows, matrices, groups, interpret=InterpretGPUParams())
+    ours = KERNELS[kernel](rows, matrices, groups, interpret=InterpretGPUParams())
     expected = grouped_matmul_xla(rows.astype(jnp.float32), matrices.astype(jnp.float32), groups)
-    expected = expected.astype(jnp.bfloat16)
-    one_ulp = np.abs(expected.astype(jnp.float32)) * 2**-7
-    error = np.abs(ours.astype(jnp.float32) - expected.astype(jnp.float32))
-    assert np.all((error <= one_ulp + OTHER_LAYOUT)[groups.slot])
+    if kernel == "persistent gated":
+        gate, up = jnp.split(expected, 2, axis=-1)
+        expected = jax.nn.silu(gate) * up
+    assert ours.shape == expected.shape
+    error = np.abs(ours.astype(jnp.float32) - expected)[groups.slot]
+    assert error.max() <= HALF_PRODUCT["bfloat16"]
 
 
 @pytest.mark.parametrize("rows", [128, 32768])
-def test_kernel_lowers_for_cuda(hopper, rows):
-    def both(x, matrices, group_of_row):
-        groups = door.group_rows(group_of_row, len(matrices))
-        return grouped_matmul(spread(x, groups, 8), matrices, groups)[groups.slot]
+def test_kernels_lower_for_cuda(monkeypatch, rows):
+    """Few rows and many, as on a machine with a Hopper GPU."""
+    monkeypatch.setattr(door, "on_hopper", lambda: True)
 
-    shapes = (((rows // 8, 2048), jnp.bfloat16), ((128, 2048, 1536), jnp.bfloat16), ((rows,), jnp.int32))
-    traced = jax.jit(both).trace(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))
-    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    def both(x, gate_up, down, group_of_row):
+        groups = door.group_rows(group_of_row, len(down))
+        return grouped_matmul(door.grouped_gated_matmul(spread(x, groups, 8), gate_up, groups), down, groups)
+
+    shapes = ((rows // 8, 2048), (128, 2048, 1536), (128, 768, 2048))
+    inputs = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    traced = jax.jit(both).trace(*inputs, jax.ShapeDtypeStruct((rows,), jnp.int32))
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@mosaic_gpu") == 2
     assert "mosaic_gpu" not in traced.lower(lowering_platforms=("cpu",)).as_text()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grouped matrix product as a Hopper kernel: each thread block makes one tile of one block's result."""
+"""The grouped matrix product as a Hopper kernel for few rows a group: thread blocks that each make one tile.
+
+What counts there is to read every matrix once, at the memory's speed.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,20 @@ from jaxtyping import Array, Float
 
 from kernels_pallas.row_groups import RowGroups
 
-# Columns of a tile, and how much of the inner dimension a pipeline step loads.
-TILE_COLUMNS, STEP_DEPTH = 128, 64
-# Steps in flight; the shared memory of two thread blocks then fits one multiprocessor.
-STEPS = 3
+# Columns of a tile, how much of the inner dimension a step loads, and steps in flight: two thread blocks then fit the
+# shared memory of a multiprocessor, so that one loads while the other begins or ends.
+COLUMNS, DEPTH, STEPS = 128, 64, 3
 
 
-def grouped_matmul_mosaic(
-    x: Float[Array, "places K"],
-    weights: Float[Array, "X K N"],
-    groups: RowGroups,
-    *,
-    tile_columns: int = TILE_COLUMNS,
-    step_depth: int = STEP_DEPTH,
-    steps: int = STEPS,
-    interpret: Any = None,
+def grouped_matmul_tiles(
+    x: Float[Array, "places K"], weights: Float[Array, "X K N"], groups: RowGroups, *, interpret: Any = None
 ) -> Float[Array, "places N"]:
     """Each block's rows times its group's matrix; blocks without rows come back undefined.
 
-    Half precision, 64 or 128 rows a block, `K` a multiple of `step_depth` and `N` of `tile_columns`.
+    Half precision, 64 or 128 rows a block, `K` a multiple of `DEPTH` and `N` of `COLUMNS`.
     """
     (places, inner), outer, rows = x.shape, weights.shape[2], groups.block_rows
-    tiles = outer // tile_columns
+    tiles = outer // COLUMNS
 
     def kernel(group_ref, count_ref, x_ref, weights_ref, out_ref):
         # Tiles of one block are neighbours: they share its rows, and blocks of one group share its matrix.
@@ -49,25 +44,25 @@ def grouped_matmul_mosaic(
             def multiply(total):
                 plgpu.emit_pipeline(
                     lambda _, x_part, matrix_part: plgpu.wgmma(total, x_part, matrix_part),
-                    grid=(inner // step_depth,),
+                    grid=(inner // DEPTH,),
                     in_specs=[
-                        plgpu.BlockSpec((rows, step_depth), lambda step: (block, step), delay_release=1),
-                        plgpu.BlockSpec((step_depth, tile_columns), lambda step: (step, tile), delay_release=1),
+                        plgpu.BlockSpec((rows, DEPTH), lambda step: (block, step), delay_release=1),
+                        plgpu.BlockSpec((DEPTH, COLUMNS), lambda step: (step, tile), delay_release=1),
                     ],
-                    max_concurrent_steps=steps,
+                    max_concurrent_steps=STEPS,
                 )(x_ref, matrix)
                 return total[...]
 
-            total = pl.run_scoped(multiply, plgpu.ACC((rows, tile_columns)))
+            total = pl.run_scoped(multiply, plgpu.ACC((rows, COLUMNS)))
 
             def store(staged):
                 staged[...] = total.astype(staged.dtype)
                 plgpu.commit_smem()
-                place = (pl.ds(block * rows, rows), pl.ds(tile * tile_columns, tile_columns))
+                place = (pl.ds(block * rows, rows), pl.ds(tile * COLUMNS, COLUMNS))
                 plgpu.copy_smem_to_gmem(staged, out_ref.at[place])
                 plgpu.wait_smem_to_gmem(0)
 
-            pl.run_scoped(store, plgpu.SMEM((rows, tile_columns), out_ref.dtype))
+            pl.run_scoped(store, plgpu.SMEM((rows, COLUMNS), out_ref.dtype))
 
     run = plgpu.kernel(
         kernel,

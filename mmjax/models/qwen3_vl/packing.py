@@ -22,7 +22,7 @@ class TableTaps(NamedTuple):
     weight: Float32[np.ndarray, "P 4"]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)  # half a megabyte each for the largest pictures
 def table_taps(height: int, width: int, merge: int, side: int) -> TableTaps:
     """Taps of a frame of `height` x `width` patches into a table of `side` x `side`, in merge-block order. Read-only.
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,16 @@ import numpy as np
 import pytest
 from tolerances import HALF_PRODUCT
 
-from kernels_pallas.grouped_matmul import choose, cuda_capability, group_rows, grouped_matmul, spread
+from kernels_pallas.grouped_matmul import (
+    FEW_ROWS,
+    MANY_ROWS,
+    choose,
+    group_rows,
+    grouped_gated_matmul,
+    grouped_matmul,
+    on_hopper,
+    spread,
+)
 from kernels_pallas.grouped_matmul_xla import grouped_matmul_xla
 from mmjax.layers.moe import moe_mlp
 
@@ -23,26 +33,32 @@ class Routing(NamedTuple):
     norm_topk: bool = True
 
 
-@jax.jit
-def both(x, matrices, group_of_row):
+@partial(jax.jit, static_argnames="gated")
+def both(x, matrices, group_of_row, gated):
     """The chosen implementation, and the loop in XLA on the same inputs in float32."""
     groups = group_rows(group_of_row, len(matrices))
     rows = spread(x, groups, CHOSEN)
-    ours = grouped_matmul(rows, matrices, groups)
+    ours = (grouped_gated_matmul if gated else grouped_matmul)(rows, matrices, groups)
     exact = grouped_matmul_xla(rows.astype(jnp.float32), matrices.astype(jnp.float32), groups)
+    if gated:
+        gate, up = jnp.split(exact, 2, axis=-1)
+        exact = jax.nn.silu(gate) * up
     return ours[groups.slot].astype(jnp.float32), exact[groups.slot]
 
 
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("tokens", [1, 16, 1024])
-def test_equals_float32(dtype, tokens):
-    if choose(cuda_capability(), dtype, WIDTH, OUTER) != "mosaic":
-        pytest.skip("the kernel is for Hopper")
+@pytest.mark.parametrize(("tokens", "kernel"), [(1, "tiles"), (16, "tiles"), (4096, "persistent")])
+def test_equals_float32(dtype, tokens, kernel, gated):
+    if not on_hopper():
+        pytest.skip("the kernels are for Hopper")
+    block_rows = FEW_ROWS if kernel == "tiles" else MANY_ROWS
+    assert choose(True, dtype, WIDTH, OUTER, block_rows) == kernel
     keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], (tokens, WIDTH), dtype)
+    x = jax.random.normal(keys[0], (tokens, WIDTH), dtype) / 2
     matrices = jax.random.normal(keys[1], (EXPERTS, WIDTH, OUTER), dtype) * jnp.asarray(WIDTH**-0.5, dtype)
     group_of_row = jax.random.randint(keys[2], (tokens * CHOSEN,), 0, EXPERTS // 2)
-    ours, exact = both(x, matrices, group_of_row)
+    ours, exact = both(x, matrices, group_of_row, gated)
     np.testing.assert_allclose(ours, exact, rtol=0, atol=HALF_PRODUCT[dtype])
 
 

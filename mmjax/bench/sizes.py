@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+_QWEN3_VL_PROCESSOR = {
+    "size": {"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"size": {"shortest_edge": 56 * 56, "longest_edge": 16384 * 28 * 28}},
-    "qwen3_vl": {
-        "size": {"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096},
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    },
+    "qwen3_vl": _QWEN3_VL_PROCESSOR,
+    "qwen3_vl_moe": _QWEN3_VL_PROCESSOR,
 }
 
 
@@ -102,4 +104,15 @@ SIZES: dict[str, dict[str, Any]] = {
         num_attention_heads=32,
         num_key_value_heads=8,
     ),
+    "qwen3-vl-30b-a3b": _qwen3_vl(
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+    )
+    | {"model_type": "qwen3_vl_moe"},
 }

@@ -99,6 +99,27 @@ def test_prefill_counts_causal_pairs_and_the_prefix(seven):
     assert whole == first + rest - 2 * HEAD
 
 
+def test_a_mixture_multiplies_with_its_choice_and_reads_what_anybody_chose():
+    """Qwen3-VL-30B-A3B: 48 layers of 128 experts, 8 to a token."""
+    model = Subject("qwen3-vl-30b-a3b", None).model
+    family, cfg = model.family, replace(model.cfg, dtype="bfloat16")
+    expert = 3 * 2048 * 768
+    others = 48 * (2048 * (4096 + 2 * 512) + 4096 * 2048 + 128 * 2048) + 151936 * 2048
+    kv = 2 * 48 * 4 * 128
+    attention = 4 * 48 * 32 * 128 * 1024
+    one = decode_work(family, cfg, 1, 1024)
+    assert one.operations == pytest.approx(2 * (others + 48 * 8 * expert) + attention)
+    assert one.bytes == pytest.approx(2 * (others + 48 * 8 * expert + 1024 * kv))
+    sixteen = decode_work(family, cfg, 16, 1024)
+    assert sixteen.operations == pytest.approx(16 * one.operations)
+    expected = 128 * (1 - (1 - 8 / 128) ** 16)  # 82.4 of 128 experts
+    assert sixteen.bytes == pytest.approx(2 * (others + 48 * expected * expert + 16 * 1024 * kv))
+    prompt = prefill_work(family, cfg, [(0, 4096)])
+    everything = others + 48 * 128 * expert
+    assert everything == pytest.approx(30.2e9, rel=0.01)
+    assert prompt.bytes == pytest.approx(2 * (everything + 4096 * kv))
+
+
 def test_a_floor_is_the_slower_of_arithmetic_and_memory_for_each_work():
     ceilings = Ceilings(matmul=100.0, copy=10.0)
     assert ceilings.seconds(Work(200, 10)) == 2

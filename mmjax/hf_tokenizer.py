@@ -18,12 +18,24 @@ def load_tokenizer(path: Path) -> Any:
     for log in logs:
         log.addFilter(_worth_saying)
     try:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return _load(path)
     finally:
         for log in logs:
             log.removeFilter(_worth_saying)
+
+
+def _load(path: Path) -> Any:
+    from transformers import AutoTokenizer, PreTrainedConfig
+
+    # Mistral's own format has no fast form; tokenizer.json holds the same tokens.
+    options = {"local_files_only": True, "mistral_format": False}
+    try:
+        return AutoTokenizer.from_pretrained(path, **options)
+    except ModuleNotFoundError:
+        # The configs of some classes import what fails beside a torchvision built for another torch. Without its config
+        # a tokenizer is of the class that tokenizer_config.json names.
+        config = PreTrainedConfig.from_pretrained(path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, config=config, **options)
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 import transformers
 from mistral_kit import FAMILIES, reference_inputs
 from safetensors.numpy import load_file, save_file
+from tiny_families.mistral import ID
 
 from conversion.checkpoint import describe
 from conversion.export import export
@@ -23,6 +26,7 @@ from conversion.loader import load_params
 from conversion.orbax_io import convert
 from conversion.verify import render, verify
 from mmjax.errors import CheckpointError
+from mmjax.hf_tokenizer import load_tokenizer
 from mmjax.models import registry
 from mmjax.models.pixtral_shared.weights import canonical_name
 
@@ -292,3 +296,33 @@ def test_a_stored_head_counts_where_the_config_is_silent(tiny_checkpoint, tmp_pa
     with torch.no_grad():
         expected, logits = (model(**inputs).logits.numpy() for model in (checkpoint.model, theirs))
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerances.LOGITS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tokenizer_loads_in_a_fresh_process(tiny_checkpoint, family):
+    """Where nothing has mended torchvision, which the config of the LLaVA class imports beside a CPU-only torch."""
+    code = (
+        "import sys; from pathlib import Path; from mmjax.hf_tokenizer import load_tokenizer\n"
+        "print(load_tokenizer(Path(sys.argv[1])).convert_tokens_to_ids('[IMG_BREAK]'))"
+    )
+    command = [sys.executable, "-c", code, str(tiny_checkpoint(family, layers=1, vision_depth=1).path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == ID["[IMG_BREAK]"]
+
+
+def test_mistrals_own_tokenizer_format_is_passed_over(tiny_checkpoint, tmp_path, monkeypatch):
+    """With mistral-common installed transformers would prefer it, and it has no fast form."""
+    from transformers.integrations.mistral import tokenizer as module
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    def never(*args, **kwargs):
+        raise AssertionError("looked for tekken.json")
+
+    monkeypatch.setattr(module, "resolve_mistral_format", never)
+    monkeypatch.setitem(TOKENIZER_MAPPING_NAMES, "mistral3", "MistralCommonBackend")  # as with that package
+    path = shutil.copytree(tiny_checkpoint("mistral3", layers=1, vision_depth=1).path, tmp_path / "both")
+    (path / "tekken.json").write_text("{}")
+    with pytest.raises(AssertionError, match="looked for"):
+        transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    assert load_tokenizer(path).backend_tokenizer is not None

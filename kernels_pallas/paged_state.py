@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of per-token state of any width, for attention that keeps more than a key and a value, and its steps' shape.
 
-One array a layer, [num_blocks, 1, 1, page, width], so that it lies as pages of keys and values do.
+One array a layer, [num_blocks, 1, 1, page, width], so that it lies as pages of keys and values do. A state may hold, at
+the last token of each window of a fixed number of tokens, what follows from the whole window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +20,23 @@ from kernels_pallas.paged_kv import PagedDecode, PagedPrefill, write_rows
 TILE_ROWS = 128
 DECODE_BATCH = 8
 
-# Reads the state of one sequence: token numbers of any shape -> [*shape, width], zeros outside 0 .. length - 1.
-Reader = Callable[[Int[Array, "*shape"]], Float[Array, "*shape width"]]
+# Reads the state of one sequence: token numbers of any shape and the wanted columns -> [*shape, columns], zeros outside
+# 0 .. length - 1.
+Reader = Callable[[Int[Array, "*shape"], slice], Float[Array, "*shape columns"]]
+
+
+class Windows(NamedTuple):
+    """Windows whose last token a step brings; those behind the last real one are padding.
+
+    Attributes:
+      number: of each window in its sequence.
+      tables: pages of its sequence.
+      slots: where its last token lies; past the pool for padding.
+    """
+
+    number: Int[Array, " W"]
+    tables: Int[Array, "W M"]
+    slots: Int[Array, " W"]
 
 
 def write_state(
@@ -35,9 +52,9 @@ def state_reader(
     """A reader of the sequence with pages `table`, of which `length` tokens are written."""
     page = pages.shape[3]
 
-    def read(tokens: Int[Array, "*shape"]) -> Float[Array, "*shape width"]:
+    def read(tokens: Int[Array, "*shape"], columns: slice) -> Float[Array, "*shape columns"]:
         blocks = table.at[tokens // page].get(mode="clip")
-        state = pages.at[blocks, 0, 0, tokens % page].get(mode="clip")
+        state = pages.at[blocks, 0, 0, tokens % page, columns].get(mode="clip")
         return jnp.where(((tokens >= 0) & (tokens < length))[..., None], state, 0)
 
     return read
@@ -46,11 +63,55 @@ def state_reader(
 def rows_reader(state: Float[Array, "T width"]) -> Reader:
     """A reader of a sequence whose state lies in one array, token by token."""
 
-    def read(tokens: Int[Array, "*shape"]) -> Float[Array, "*shape width"]:
-        rows = state.at[tokens].get(mode="clip")
+    def read(tokens: Int[Array, "*shape"], columns: slice) -> Float[Array, "*shape columns"]:
+        rows = state.at[tokens, columns].get(mode="clip")
         return jnp.where(((tokens >= 0) & (tokens < len(state)))[..., None], rows, 0)
 
     return read
+
+
+def closing_windows(
+    pages: Float[Array, "num_blocks 1 1 page width"], meta: PagedPrefill | PagedDecode, tokens: int, size: int
+) -> Windows:
+    """The windows of `size` tokens that end in a step of `tokens` tokens."""
+    if isinstance(meta, PagedPrefill):
+        before, after = meta.prefix_lens // size, (meta.prefix_lens + jnp.diff(meta.cu_seqlens)) // size
+        ends = jnp.cumsum(after - before, dtype=jnp.int32)
+        index = jnp.arange(tokens // size + len(before), dtype=jnp.int32)
+        sequence = jnp.minimum((ends <= index[:, None]).sum(1, dtype=jnp.int32), len(before) - 1)
+        number = after[sequence] - ends[sequence] + index
+        real = index < ends[-1]
+    else:
+        sequence = jnp.arange(tokens, dtype=jnp.int32)
+        number = meta.seq_lens // size - 1
+        real = (meta.seq_lens > 0) & (meta.seq_lens % size == 0)
+    tables, page, last = meta.block_tables[sequence], pages.shape[3], number * size + size - 1
+    block = jnp.take_along_axis(tables, last[:, None] // page, axis=1, mode="clip")[:, 0]
+    return Windows(number, tables, jnp.where(real, block * page + last % page, pages.shape[0] * page))
+
+
+def read_windows(
+    pages: Float[Array, "num_blocks 1 1 page width"], windows: Windows, tokens: Int[Array, "W n"], columns: slice
+) -> Float[Array, "W n columns"]:
+    """State of numbered tokens of the windows' sequences, which are written; zeros before the first."""
+    page = pages.shape[3]
+    blocks = jnp.take_along_axis(windows.tables, tokens // page, axis=1, mode="clip")
+    state = pages.at[blocks, 0, 0, tokens % page, columns].get(mode="clip")
+    return jnp.where((tokens >= 0)[..., None], state, 0)
+
+
+def write_columns(
+    pages: Float[Array, "num_blocks 1 1 page width"],
+    values: Float[Array, "W columns"],
+    slots: Int[Array, " W"],
+    columns: slice,
+) -> Float[Array, "num_blocks 1 1 page width"]:
+    """The pages after some columns of the states at `slots` were written; slots past the pool are dropped."""
+    page, pool = pages.shape[3], pages.shape[0] * pages.shape[3]
+    # As in `write_rows`: dropped slots are distinct too.
+    slots = jnp.where(slots < pool, slots, pool + jnp.arange(slots.shape[0], dtype=slots.dtype))
+    at = pages.at[slots // page, 0, 0, slots % page, columns]
+    return at.set(values.astype(pages.dtype), mode="drop", unique_indices=True)
 
 
 def map_prefill(

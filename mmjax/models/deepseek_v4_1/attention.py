@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of the DeepSeek-V4 decoder: one shared key that is also the value, a window, entries, and sinks.
 
-A token leaves one state in the pages: its key, and in layers with entries what those are made of.
+A token leaves one state in the pages: its key, and in layers with entries what those are made of and the entries
+themselves.
 """
 
 from __future__ import annotations
@@ -14,30 +15,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels_pallas.paged_kv import PagedPrefill
-from kernels_pallas.paged_state import Reader, map_decode, map_prefill, rows_reader, write_state
+from kernels_pallas.paged_state import Reader, map_decode, map_prefill, rows_reader
 from mmjax.layers.linear import linear
-from mmjax.models.deepseek_v4_1.entries import Gated, closed, heavy_entries, picked, sparse_entries
+from mmjax.models.deepseek_v4_1.entries import closed, picked
 from mmjax.models.deepseek_v4_1.norms import unweighted_rms_norm, wide_rms_norm
 from mmjax.models.deepseek_v4_1.rope import rope_tables, turn
-from mmjax.models.deepseek_v4_1.text_config import HEAVY, SLIDING, SPARSE, DeepseekTextConfig
-
-
-class StateWidths(NamedTuple):
-    """How the state of a token divides: its key, then values and gates of entries, then those of the scorer's keys."""
-
-    key: int
-    entry: int
-    index: int
-
-    @property
-    def total(self) -> int:
-        return self.key + 2 * self.entry + 2 * self.index
-
-
-def state_widths(t: DeepseekTextConfig, kind: str) -> StateWidths:
-    """Of a layer of `kind`; sparse entries overlap, so their tokens bring two halves."""
-    entry = {SLIDING: 0, HEAVY: t.head_dim, SPARSE: 2 * t.head_dim}[kind]
-    return StateWidths(t.head_dim, entry, 2 * t.index_dim if kind == SPARSE else 0)
+from mmjax.models.deepseek_v4_1.state import complete_state, join_state, last_tokens, state_columns, store_state
+from mmjax.models.deepseek_v4_1.text_config import SLIDING, SPARSE, DeepseekTextConfig
 
 
 class _Queries(NamedTuple):
@@ -70,11 +54,12 @@ def attention(
     """
     tables = rope_tables(positions, frequencies, x.dtype)
     queries, state = _project(x, layer, vectors, tables, t, kind)
-    attend = partial(_attend, layer=layer, vectors=vectors, frequencies=frequencies, t=t, kind=kind)
+    attend = partial(_attend, sinks=vectors["sinks"], t=t, kind=kind)
     if meta is None:
+        state = complete_state(state, layer, frequencies, t, kind)
         out = attend(queries, jnp.int32(0), rows_reader(state), len(x))
     else:
-        pages = write_state(pages, state, meta.slots)
+        pages = store_state(state, pages, meta, layer, frequencies, t, kind)
         if isinstance(meta, PagedPrefill):
             out = map_prefill(attend, queries, pages, meta, jax.ShapeDtypeStruct(queries.heads.shape, x.dtype))
         else:
@@ -90,10 +75,11 @@ def _project(
     x: Float[Array, "T E"], layer: dict, vectors: dict, tables: tuple, t: DeepseekTextConfig, kind: str
 ) -> tuple[_Queries, Float[Array, "T width"]]:
     """Queries and states of the step's tokens."""
-    widths = state_widths(t, kind)
+    brought = state_columns(t, kind).brought
+    key_end = t.q_rank + t.head_dim
     inner = linear(x, layer["inner"])
-    narrow, key, rest, index_weights = jnp.split(
-        inner, (t.q_rank, t.q_rank + widths.key, t.q_rank + widths.total), axis=-1
+    narrow, key, brings, index_weights = jnp.split(
+        inner, (t.q_rank, key_end, key_end + brought.stop - brought.start), axis=-1
     )
     narrow = wide_rms_norm(narrow, vectors["q_norm"], t.rms_norm_eps)
     heads, index = jnp.split(linear(narrow, layer["q"]), (t.num_heads * t.head_dim,), axis=-1)
@@ -103,7 +89,7 @@ def _project(
     if kind == SPARSE:
         index = turn(index, *tables)
     key = turn(wide_rms_norm(key, vectors["kv_norm"], t.rms_norm_eps), *tables)
-    return _Queries(turn(heads, *tables), index, index_weights), jnp.concatenate([key, rest], axis=-1)
+    return _Queries(turn(heads, *tables), index, index_weights), join_state(key, brings, t, kind)
 
 
 def _attend(
@@ -112,53 +98,27 @@ def _attend(
     read: Reader,
     longest: int,
     *,
-    layer: dict,
-    vectors: dict,
-    frequencies: Float[Array, "pairs"],
+    sinks: Float[Array, "N"],
     t: DeepseekTextConfig,
     kind: str,
 ) -> Float[Array, "R N D"]:
     """Tokens first, first + 1, ... of one sequence attend to the window behind them and to entries."""
-    queries = _Queries(*queries)
+    queries, columns = _Queries(*queries), state_columns(t, kind)
     rows = len(queries.heads)
     position = first + jnp.arange(rows, dtype=jnp.int32)
-    column = first - t.sliding_window + 1 + jnp.arange(rows + t.sliding_window - 1, dtype=jnp.int32)
-    keys = read(column)[:, : t.head_dim]
-    distance = position[:, None] - column
-    seen = (column >= 0) & (distance >= 0) & (distance < t.sliding_window)
+    token = first - t.sliding_window + 1 + jnp.arange(rows + t.sliding_window - 1, dtype=jnp.int32)
+    keys = read(token, columns.key)
+    distance = position[:, None] - token
+    seen = (token >= 0) & (distance >= 0) & (distance < t.sliding_window)
     if kind != SLIDING and longest >= t.rate(kind):
-        entries, visible = _entries(queries, position, read, longest, layer, frequencies, t, kind)
+        number = jnp.arange(longest // t.rate(kind), dtype=jnp.int32)
+        made = read(last_tokens(number, t, kind), columns.made)
+        entries, index_keys = jnp.split(made, (t.head_dim,), axis=-1)
+        visible = closed(position, len(number), t.rate(kind))
+        if kind == SPARSE:
+            visible = picked(queries.index, queries.index_weights, index_keys, visible, t.index_topk)
         keys, seen = jnp.concatenate([keys, entries]), jnp.concatenate([seen, visible], axis=1)
-    return _sink_attention(queries.heads, keys, seen, vectors["sinks"], t.head_dim**-0.5)
-
-
-def _entries(
-    queries: _Queries,
-    position: Int[Array, "R"],
-    read: Reader,
-    longest: int,
-    layer: dict,
-    frequencies: Float[Array, "pairs"],
-    t: DeepseekTextConfig,
-    kind: str,
-) -> tuple[Float[Array, "C D"], Bool[Array, "R C"]]:
-    """The sequence's entries and who sees which; incomplete ones hold anything finite, and nobody sees them."""
-    rate, widths = t.rate(kind), state_widths(t, kind)
-    count = longest // rate
-    state = read(jnp.arange(count * rate, dtype=jnp.int32).reshape(count, rate))[..., widths.key :]
-    values, gates, index_values, index_gates = jnp.split(
-        state, (widths.entry, 2 * widths.entry, 2 * widths.entry + widths.index), axis=-1
-    )
-    tables = rope_tables(jnp.arange(count, dtype=jnp.int32) * rate, frequencies, state.dtype)
-    allowed = closed(position, count, rate)
-    gated = Gated(values, gates)
-    if kind == HEAVY:
-        return heavy_entries(gated, layer["entry_bias"], layer["entry_norm"], *tables, t.rms_norm_eps), allowed
-    entries = sparse_entries(gated, layer["entry_bias"], layer["entry_norm"], *tables, t.rms_norm_eps)
-    index_keys = sparse_entries(
-        Gated(index_values, index_gates), layer["index_bias"], layer["index_norm"], *tables, t.rms_norm_eps
-    )
-    return entries, picked(queries.index, queries.index_weights, index_keys, allowed, t.index_topk)
+    return _sink_attention(queries.heads, keys, seen, sinks, t.head_dim**-0.5)
 
 
 def _sink_attention(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entries: what a layer keeps of the far past, one weighted sum for each few or many tokens, and who may see which.
 
-An entry follows from the states of its tokens alone. Pages hold those, so entries are worked out anew in every step and
-are the same whatever chunks, prefixes and preemptions brought the tokens there.
+An entry follows from the states of its tokens alone, and pages hold those: it is worked out when its last token comes
+and kept in that token's state, the same whatever chunks, prefixes and preemptions brought the others there.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mmjax.models.deepseek_v4_1.rope import turn
 
 
 class Gated(NamedTuple):
-    """What the tokens of entries bring, [entries, rate, width], and what weighs them within an entry."""
+    """What the tokens of entries bring, and what weighs them within an entry."""
 
-    values: Float[Array, "C rate width"]
-    gates: Float[Array, "C rate width"]
+    values: Float[Array, "C tokens width"]
+    gates: Float[Array, "C tokens width"]
 
 
 def heavy_entries(
@@ -33,17 +33,30 @@ def heavy_entries(
 
 
 def sparse_entries(
-    tokens: Gated, bias: Float[Array, "rate two_D"], norm: Float[Array, "D"], cos: Array, sin: Array, eps: float
+    tokens: Gated,
+    is_first: Bool[Array, "C"],
+    bias: Float[Array, "rate two_D"],
+    norm: Float[Array, "D"],
+    cos: Array,
+    sin: Array,
+    eps: float,
 ) -> Float[Array, "C D"]:
-    """One entry for each `rate` tokens and the `rate` before, which bring the first half of their values."""
+    """One entry for each `rate` tokens and the `rate` before, which bring the first half of their values.
 
-    def overlapping(halves: Float[Array, "C rate two_D"], before: float) -> Float[Array, "C two_rate D"]:
-        first, second = jnp.split(halves, 2, axis=-1)
-        previous = jnp.concatenate([jnp.full_like(first[:1], before), first[:-1]])
-        return jnp.concatenate([previous, second], axis=1)
+    Args:
+      tokens: all 2 * rate of them, the earlier ones first.
+      is_first: entries before which there is no token.
+    """
 
-    values, gates = overlapping(tokens.values, 0), overlapping(tokens.gates + bias, -jnp.inf)
-    return _entries(values, gates, norm, cos, sin, eps)
+    def joined(both: Float[Array, "C two_rate two_D"], bias: Array | int) -> Float[Array, "C two_rate D"]:
+        before, within = (half + bias for half in jnp.split(both, 2, axis=1))
+        half = both.shape[-1] // 2
+        return jnp.concatenate([before[..., :half], within[..., half:]], axis=1)
+
+    gates = joined(tokens.gates, bias)
+    is_missing = is_first[:, None] & (jnp.arange(gates.shape[1]) < len(bias))
+    gates = jnp.where(is_missing[..., None], -jnp.inf, gates)
+    return _entries(joined(tokens.values, 0), gates, norm, cos, sin, eps)
 
 
 def _entries(values: Array, gates: Array, norm: Array, cos: Array, sin: Array, eps: float) -> Float[Array, "C D"]:

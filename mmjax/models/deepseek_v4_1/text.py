@@ -12,11 +12,12 @@ from jaxtyping import Array, Float, Int
 
 from mmjax.layers.fusion import StepTokens
 from mmjax.layers.linear import linear
-from mmjax.models.deepseek_v4_1.attention import attention, state_widths
+from mmjax.models.deepseek_v4_1.attention import attention
 from mmjax.models.deepseek_v4_1.config import DeepseekV41Config
 from mmjax.models.deepseek_v4_1.experts import mixture
 from mmjax.models.deepseek_v4_1.frequencies import rope_frequencies
 from mmjax.models.deepseek_v4_1.norms import wide_rms_norm
+from mmjax.models.deepseek_v4_1.state import state_columns, state_width
 from mmjax.models.deepseek_v4_1.streams import join_streams, read_streams, write_streams
 from mmjax.models.deepseek_v4_1.text_config import HASH, SLIDING, SPARSE, DeepseekTextConfig
 
@@ -54,18 +55,20 @@ def text_spec(cfg: DeepseekV41Config) -> dict:
 
 
 def _attention_spec(t: DeepseekTextConfig, kind: str, leaf: Any, wide: Any) -> dict:
-    width, widths = t.hidden_size, state_widths(t, kind)
+    width, columns = t.hidden_size, state_columns(t, kind)
     heads = t.index_heads if kind == SPARSE else 0
+    brought = columns.brought.stop - columns.brought.start
     spec = {
-        "inner": leaf(t.q_rank + widths.total + heads, width),
+        "inner": leaf(t.q_rank + t.head_dim + brought + heads, width),
         "q": leaf(t.num_heads * t.head_dim + heads * t.index_dim, t.q_rank),
         "o_a": leaf(t.o_groups * t.o_rank, t.num_heads * t.head_dim // t.o_groups),
         "o_b": leaf(width, t.o_groups * t.o_rank),
     }
     if kind != SLIDING:
-        spec |= {"entry_bias": wide(t.rate(kind), widths.entry), "entry_norm": wide(t.head_dim)}
+        halves = 2 if kind == SPARSE else 1
+        spec |= {"entry_bias": wide(t.rate(kind), halves * t.head_dim), "entry_norm": wide(t.head_dim)}
     if kind == SPARSE:
-        spec |= {"index_bias": wide(t.rate(kind), widths.index), "index_norm": wide(t.index_dim)}
+        spec |= {"index_bias": wide(t.rate(kind), 2 * t.index_dim), "index_norm": wide(t.index_dim)}
     return spec
 
 
@@ -90,7 +93,7 @@ def _streams_spec(t: DeepseekTextConfig, wide: Any) -> dict:
 
 def state_shapes(cfg: DeepseekV41Config) -> tuple[tuple[int, int, int], ...]:
     """What a token leaves in the pages of each layer: one part, one head, and the state's width."""
-    return tuple((1, 1, state_widths(cfg.text, kind).total) for kind in cfg.text.layer_kinds)
+    return tuple((1, 1, state_width(cfg.text, kind)) for kind in cfg.text.layer_kinds)
 
 
 def embed(params: dict, cfg: DeepseekV41Config, ids: Int[Array, "T"]) -> Float[Array, "T E"]:

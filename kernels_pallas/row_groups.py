@@ -56,8 +56,11 @@ def row_groups(group_of_row: Int[Array, " R"], groups: int, block_rows: int) -> 
 
 
 def spread(x: Float[Array, "T E"], groups: RowGroups, rows_per_token: int) -> Float[Array, "places E"]:
-    """The tokens' values at the places of their rows (row r is of token r // rows_per_token), zeros elsewhere."""
-    return x.at[groups.source // rows_per_token].get(mode="fill", fill_value=0)
+    """The tokens' values at the places of their rows; row r is of token r // rows_per_token.
+
+    Places without a row repeat the last token.
+    """
+    return jnp.take(x, groups.source // rows_per_token, axis=0, mode="clip")
 
 
 def _rank(group_of_row: Int[Array, " R"], groups: int) -> tuple[Int[Array, " R"], Int[Array, " X"]]:

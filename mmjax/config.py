@@ -179,6 +179,9 @@ _DEFAULTS = {"cpu": (8, 512, 4096, 4), "gpu": (256, 8192, 32768, 32)}
 # because matrix products of a few rows are the library's slowest.
 GPU_DECODE_FLOOR = 16
 
+# Largest prefill step that a GPU has without a look for prefixes too.
+PREFIXLESS_TOKENS = 2048
+
 # Prompt tokens that a small prefill step has for each sequence it may pack.
 TOKENS_PER_SEQUENCE = 32
 
@@ -214,18 +217,31 @@ class PrefillBucket(NamedTuple):
     sequences: int
 
 
-def prefill_ladder(config: EngineConfig) -> tuple[PrefillBucket, ...]:
-    """The compiled prefill steps. Small ones pack few sequences: each costs a step time, chunk or no chunk."""
+def prefill_ladder(config: EngineConfig, platform: str) -> dict[bool, tuple[PrefillBucket, ...]]:
+    """The prefill steps compiled for `platform` ("cpu" or "gpu"), by whether any of their sequences has a prefix.
+
+    A GPU makes the host wait in every layer to learn how long prefixes are: small steps, where it shows, are there
+    without that too. Small steps also pack few sequences: each costs time, chunk or no chunk.
+    """
     most = config.max_prefill_sequences
     *smaller, top = sizes_up_to(config.max_num_tokens, min(64, config.max_num_tokens))
     smaller = [PrefillBucket(size, min(most, max(1, size // TOKENS_PER_SEQUENCE))) for size in smaller]
-    return (*smaller, PrefillBucket(top, most))
+    buckets = (*smaller, PrefillBucket(top, most))
+    if platform == "cpu":
+        return {True: buckets}
+    return {True: buckets, False: tuple(bucket for bucket in buckets if bucket.tokens <= PREFIXLESS_TOKENS)}
 
 
-def decode_ladder(config: EngineConfig, platform: str) -> tuple[int, ...]:
-    """Sequence counts of the compiled decode steps, on `platform` ("cpu" or "gpu")."""
-    floor = 1 if platform == "cpu" else GPU_DECODE_FLOOR
-    return sizes_up_to(config.max_batch_size, min(floor, config.max_batch_size))
+def decode_ladder(config: EngineConfig, platform: str) -> dict[bool, tuple[int, ...]]:
+    """Sequence counts of the decode steps compiled for `platform`, by whether all of them are plainly greedy.
+
+    The full sampler skips work by conditions, for each of which a GPU makes the host wait: greedy batches, which need
+    none of it, have steps of their own there, and the full sampler half as many.
+    """
+    if platform == "cpu":
+        return {False: sizes_up_to(config.max_batch_size, 1)}
+    sizes = sizes_up_to(config.max_batch_size, min(GPU_DECODE_FLOOR, config.max_batch_size))
+    return {False: sizes[::-2][::-1], True: sizes}
 
 
 def smallest_fit(sizes: Sequence[int], needed: int) -> int:

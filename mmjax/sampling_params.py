@@ -110,7 +110,7 @@ class SamplingRow(NamedTuple):
 
 
 def is_plain_greedy(rows: Sequence[SamplingRow | None]) -> bool:
-    """Whether all rows (None is padding) can take the sampler compiled with `greedy=True`: nothing but an argmax."""
+    """Whether all rows (None is padding) can take the sampler that is nothing but an argmax."""
     return all(
         row is None
         or (
@@ -129,14 +129,11 @@ def seed_words(seed: int) -> tuple[int, int]:
     return seed >> 32, seed & 0xFFFFFFFF
 
 
-def sampling_arrays(
-    rows: Sequence[SamplingRow | None], batch_size: int, vocab_size: int, step_only: bool = False
-) -> dict[str, np.ndarray]:
+def sampling_arrays(rows: Sequence[SamplingRow | None], batch_size: int, vocab_size: int) -> dict[str, np.ndarray]:
     """The fields of `layers.sampling.SamplingInputs`, freshly made, padded to `batch_size` with greedy rows.
 
     Args:
       rows: at most `batch_size` sequences; None for a padding row.
-      step_only: make `step` alone, the one field that changes while the batch stays the same.
 
     Raises:
       EngineError: more rows than `batch_size`, or more stop ids in a row than STOP_WIDTH.
@@ -145,16 +142,12 @@ def sampling_arrays(
         raise EngineError(f"{len(rows)} rows for a sampler of {batch_size}")
     padding = SamplingRow(_PADDING, 0, 0, ())
     full = [padding if row is None else row for row in rows] + [padding] * (batch_size - len(rows))
-    step = np.array([row.step for row in full], np.int32)
-    if step_only:
-        return {"step": step}
-
     numbers = np.array([_NUMBERS(row.params) for row in full], np.float32)
     return {
         **{name: numbers[:, column].copy() for column, name in enumerate(_NUMBER_FIELDS)},
         "top_k": np.array([min(row.params.top_k, vocab_size) for row in full], np.int32),
         "key": np.array([seed_words(row.seed) for row in full], np.uint32),
-        "step": step,
+        "step": np.array([row.step for row in full], np.int32),
         "min_tokens": np.array([row.params.min_tokens for row in full], np.int32),
         "stop_ids": _stop_ids_table(full, vocab_size),
         "want_logprobs": np.array([row.params.logprobs is not None for row in full], bool),

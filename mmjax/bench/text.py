@@ -56,7 +56,7 @@ def bench_decode(subject: Subject, context: int, batches: Sequence[int], repeat:
     ceilings = subject.ceilings(repeat)
     largest, pages = max(batches), _pages(context + STEPS)
     config = EngineConfig(max_batch_size=largest, max_num_tokens=largest, max_seq_len=pages * _PAGE)
-    sizes = decode_ladder(config, subject.device.platform)
+    sizes = list(decode_ladder(config, subject.device.platform).values())[-1]
     steps = {f"decode {smallest_fit(sizes, batch)}" for batch in batches}
     runner = _runner(subject, config, largest * pages, steps | {f"{step} greedy" for step in steps})
     rng = np.random.default_rng(0)

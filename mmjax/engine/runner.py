@@ -22,9 +22,7 @@ from mmjax.errors import EngineError
 from mmjax.layers.sampling import SamplingInputs, init_state
 from mmjax.models.family import Family, ModelConfig
 from mmjax.models.steps import DecodeInputs, EngineState, PrefillInputs, decode_step, prefill_step, remember_tokens
-from mmjax.sampling_params import banned_mask, is_plain_greedy, sampling_arrays
-
-_PREFIXLESS_TOKENS = 2048  # largest step for which looking for prefixes shows
+from mmjax.sampling_params import SamplingRow, banned_mask, is_plain_greedy, sampling_arrays
 
 
 @dataclass(frozen=True)
@@ -63,16 +61,8 @@ class ModelRunner:
         self._pool = pool
         self._pool_rows = pool_rows
         self._banned = jax.device_put(banned_mask(banned_ids, cfg.vocab_size), device)
-        buckets, sizes = prefill_ladder(config), decode_ladder(config, device.platform)
-        # By whether any sequence has a prefix. A GPU makes the host wait in every layer to learn how long the prefixes
-        # are; small steps, where it shows, are compiled without that too.
-        self._prefill_buckets = {True: buckets}
-        # By whether all are greedy. The full sampler skips work by conditions, for each of which a GPU makes the host
-        # wait; greedy batches, which need none of it, have executables of their own, the others half as many.
-        self._decode_sizes = {False: sizes}
-        if device.platform != "cpu":
-            self._prefill_buckets[False] = [bucket for bucket in buckets if bucket.tokens <= _PREFIXLESS_TOKENS]
-            self._decode_sizes = {False: sizes[::-2][::-1], True: sizes}
+        self._prefill_buckets = prefill_ladder(config, device.platform)
+        self._decode_sizes = decode_ladder(config, device.platform)
         self._prefill: dict[tuple[PrefillBucket, bool], Any] = {}
         self._decode: dict[tuple[int, bool], Any] = {}
         self._remember: Any = None
@@ -134,13 +124,13 @@ class ModelRunner:
                 arguments = (params, pool, banned, state, on_device(inputs))
                 jobs.append(Job(_prefill_name(bucket, any_prefix), prefill, arguments, keep))
         first_decode = len(jobs)
+        attend = decode_attention(self.device.platform)
+        decode = jax.jit(partial(decode_step, self.family, self.cfg, attend), donate_argnums=2)
         for greedy, sizes in self._decode_sizes.items():
-            attend = decode_attention(self.device.platform)
-            decode = jax.jit(partial(decode_step, self.family, self.cfg, attend, greedy), donate_argnums=2)
             for size in reversed(sizes):
-                arguments = (params, banned, state, on_device(self._decode_inputs([], size)))
+                inputs = self._decode_inputs([], size, None if greedy else [])
                 keep = partial(self._decode.__setitem__, (size, greedy))
-                jobs.append(Job(_decode_name(size, greedy), decode, arguments, keep))
+                jobs.append(Job(_decode_name(size, greedy), decode, (params, banned, state, on_device(inputs)), keep))
         if largest_only:
             return [jobs[0], jobs[first_decode]]
         scalar = on_device(jax.ShapeDtypeStruct((), jnp.int32))
@@ -189,9 +179,10 @@ class ModelRunner:
 
     def decode(self, requests: Sequence[Request]) -> StepResult:
         """Dispatches one token of every request."""
-        greedy = True in self._decode_sizes and is_plain_greedy([request.sampling_row for request in requests])
+        rows = [request.sampling_row for request in requests]
+        greedy = True in self._decode_sizes and is_plain_greedy(rows)
         size = smallest_fit(self._decode_sizes[greedy], len(requests))
-        inputs, step = self._decode_inputs(requests, size), self._decode[size, greedy]
+        inputs, step = self._decode_inputs(requests, size, None if greedy else rows), self._decode[size, greedy]
         with device_errors():
             self.state, sampled = step(self.params, self._banned, self.state, inputs)
         return _result(list(enumerate(requests)), sampled)
@@ -224,21 +215,22 @@ class ModelRunner:
             pages=pages,
             last=arrays["last"],
             slots=arrays["slots"],
-            sampling=self._sampling([chunk.request for chunk in chunks], bucket.sequences),
+            sampling=self._sampling([chunk.request.sampling_row for chunk in chunks], bucket.sequences),
         )
 
-    def _decode_inputs(self, requests: Sequence[Request], size: int) -> DecodeInputs:
+    def _decode_inputs(
+        self, requests: Sequence[Request], size: int, rows: Sequence[SamplingRow] | None
+    ) -> DecodeInputs:
         arrays = decode_arrays(requests, size, self.layout)
         pages = PagedDecode(seq_lens=arrays["seq_lens"], block_tables=arrays["block_tables"], slots=arrays["kv_slots"])
         return DecodeInputs(
             positions=arrays["positions"],
             pages=pages,
             slots=arrays["slots"],
-            sampling=self._sampling(requests, size),
+            sampling=None if rows is None else self._sampling(rows, size),
         )
 
-    def _sampling(self, requests: Sequence[Request], size: int) -> SamplingInputs:
-        rows = [request.sampling_row for request in requests]
+    def _sampling(self, rows: Sequence[SamplingRow], size: int) -> SamplingInputs:
         return SamplingInputs(**sampling_arrays(rows, size, self.cfg.vocab_size))
 
 

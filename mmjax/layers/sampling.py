@@ -48,12 +48,15 @@ class SamplerState:
 
 @flax.struct.dataclass
 class Sampled:
-    """Tokens of a step. Log-probabilities are zeros unless some row wants them. K = min(MAX_LOGPROBS, V)."""
+    """Tokens of a step. K = min(MAX_LOGPROBS, V).
+
+    Log-probabilities are zeros unless some row wants them, and None where the step was compiled without them.
+    """
 
     tokens: Int[Array, "B"]
-    logprobs: Float[Array, "B"]  # of the chosen tokens
-    top_ids: Int[Array, "B K"]  # most probable first
-    top_logprobs: Float[Array, "B K"]
+    logprobs: Float[Array, "B"] | None = None  # of the chosen tokens
+    top_ids: Int[Array, "B K"] | None = None  # most probable first
+    top_logprobs: Float[Array, "B K"] | None = None
 
 
 def init_state(num_slots: int, vocab_size: int) -> SamplerState:
@@ -90,12 +93,10 @@ def record_output(state: SamplerState, slots: Int[Array, "T"], token_ids: Int[Ar
 
 def sample(
     logits: Float[Array, "B V"],
-    inputs: SamplingInputs,
+    inputs: SamplingInputs | None,
     state: SamplerState,
     slots: Int[Array, "B"],
     banned: Bool[Array, "V"],
-    *,
-    greedy: bool = False,
 ) -> tuple[Sampled, SamplerState]:
     """Draw one token per row and count it in its slot.
 
@@ -104,19 +105,19 @@ def sample(
 
     Args:
       logits: float32, straight from the model.
+      inputs: None compiles nothing but a banned argmax, for steps in which `is_plain_greedy` holds: on a GPU each
+        run-time skip makes the host wait for its predicate, and this has none. It leaves `state` as it is, since no
+        row of such a step reads it.
       slots: each row's row of `state`; padding rows have one past the last and write nothing.
       banned: ids that are never drawn, such as the placeholders of images.
-      greedy: static. Compile nothing but a banned argmax, for steps in which `is_plain_greedy` holds; on a GPU each
-        run-time skip makes the host wait for its predicate, and this has none. Leaves `state` as it is, since no row
-        of such a step reads it.
 
     Returns:
       Tokens with log-probabilities of the distribution that `logits` themselves describe (before penalties, bans and
       temperature, as vLLM and OpenAI report them), and the state with the tokens counted.
     """
-    if greedy:
+    if inputs is None:
         tokens = jnp.argmax(jnp.where(banned, -jnp.inf, logits), axis=-1).astype(jnp.int32)
-        return Sampled(tokens, *_no_logprobs(logits)), state
+        return Sampled(tokens), state
     penalties_on = (
         (inputs.repetition_penalty != 1) | (inputs.presence_penalty != 0) | (inputs.frequency_penalty != 0)
     ).any()

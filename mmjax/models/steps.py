@@ -74,13 +74,13 @@ class DecodeInputs:
       positions: rotary position, the same on every axis.
       pages: where the new keys and values go and what each sequence reads.
       slots: each sequence's slot; the number of slots for padding.
-      sampling: parameters of the sequences.
+      sampling: parameters of the sequences; None if all of them are plainly greedy.
     """
 
     positions: Int[Array, "B"]
     pages: PagedDecode
     slots: Int[Array, "B"]
-    sampling: SamplingInputs
+    sampling: SamplingInputs | None
 
 
 def embed_tokens(
@@ -114,8 +114,8 @@ def remember_tokens(
     return state.replace(sampler=sampler)
 
 
-def _sample_into(state: EngineState, logits, inputs, slots, banned, greedy=False) -> tuple[EngineState, Sampled]:
-    sampled, sampler = sample(logits, inputs, state.sampler, slots, banned, greedy=greedy)
+def _sample_into(state: EngineState, logits, inputs, slots, banned) -> tuple[EngineState, Sampled]:
+    sampled, sampler = sample(logits, inputs, state.sampler, slots, banned)
     last_token = state.last_token.at[slots].set(sampled.tokens, mode="drop")
     return state.replace(sampler=sampler, last_token=last_token), sampled
 
@@ -143,20 +143,19 @@ def decode_step(
     family: Family,
     cfg: ModelConfig,
     attend: Any,
-    greedy: bool,
     params: dict,
     banned: Bool[Array, "V"],
     state: EngineState,
     inputs: DecodeInputs,
 ) -> tuple[EngineState, Sampled]:
-    """Runs one token of every sequence of the batch and samples the next; `greedy` knows no other sampling (static)."""
+    """Runs one token of every sequence of the batch and samples the next."""
     token_ids = state.last_token.at[inputs.slots].get(mode="fill", fill_value=0)
     positions = jnp.broadcast_to(inputs.positions, (cfg.position_axes, *inputs.positions.shape))
     hidden = family.embed(params, cfg, token_ids)
     tokens = StepTokens(token_ids, jnp.zeros(token_ids.shape, bool))
     hidden, kv = family.forward(params, cfg, hidden, positions, state.kv, inputs.pages, attend, None, tokens)
     logits = family.logits(params, cfg, hidden)
-    return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned, greedy)
+    return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned)
 
 
 def encode_step(

@@ -121,12 +121,12 @@ def test_ordered_integers_follow_float_order():
     assert sampling._ordered(jnp.float32(-0.0)) == sampling._ordered(jnp.float32(0.0))
 
 
-def _sample(logits, inputs, state=None, slots=None, banned=None, greedy=False):
+def _sample(logits, inputs, state=None, slots=None, banned=None):
     rows, vocab = logits.shape
     state = sampling.init_state(rows, vocab) if state is None else state
     slots = np.arange(rows, dtype=np.int32) if slots is None else slots
     banned = np.zeros(vocab, bool) if banned is None else banned
-    out, state = jax.jit(sampling.sample, static_argnames="greedy")(logits, inputs, state, slots, banned, greedy=greedy)
+    out, state = jax.jit(sampling.sample)(logits, inputs, state, slots, banned)
     return np.asarray(out.tokens), state
 
 
@@ -181,5 +181,5 @@ def test_banned_and_early_stop_ids_are_never_drawn():
     inputs = sampling.SamplingInputs(**sampling_arrays(rows, 3, 6))
     tokens, _ = _sample(logits, inputs, banned=banned)
     assert tokens.tolist() == [1, 4, 1]
-    tokens, _ = _sample(logits, inputs, banned=banned, greedy=True)
+    tokens, _ = _sample(logits, None, banned=banned)
     assert tokens.tolist() == [4, 4, 4]

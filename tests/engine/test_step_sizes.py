@@ -3,20 +3,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import llm_kit
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmjax import LLM, SamplingParams
+from mmjax import config as config_module
 from mmjax.config import EngineConfig, decode_ladder, prefill_ladder, resolve_engine
+from mmjax.engine import runner
 
 
 def test_sizes_of_an_engine_on_a_gpu():
     config = resolve_engine(EngineConfig(), "gpu", 128_000)
-    assert [bucket.tokens for bucket in prefill_ladder(config)] == [
+    prefill = prefill_ladder(config, "gpu")
+    assert [bucket.tokens for bucket in prefill[True]] == [
         64, 128, 256, 512, 1024, 1408, 1728, 2048, 2752, 3456, 4096, 5504, 6848, 8192,
     ]  # fmt: skip
-    assert [bucket.sequences for bucket in prefill_ladder(config)] == [2, 4, 8, 16] + [32] * 10
-    assert decode_ladder(config, "gpu") == (16, 32, 64, 128, 256)
-    assert decode_ladder(config, "cpu") == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert [bucket.sequences for bucket in prefill[True]] == [2, 4, 8, 16] + [32] * 10
+    assert prefill[False] == prefill[True][:8]
+    assert decode_ladder(config, "gpu") == {True: (16, 32, 64, 128, 256), False: (16, 64, 256)}
+    assert decode_ladder(config, "cpu") == {False: (1, 2, 4, 8, 16, 32, 64, 128, 256)}
 
 
 @given(
@@ -32,7 +41,35 @@ def test_some_step_holds_whatever_the_limits_allow(batch, tokens, sequences, dat
     config = resolve_engine(limits, "cpu", 128)
     chunks = data.draw(st.integers(1, config.max_prefill_sequences))
     total = data.draw(st.integers(chunks, config.max_num_tokens))
-    ladder = prefill_ladder(config)
-    assert list(ladder) == sorted(ladder)
-    assert any(bucket.tokens >= total and bucket.sequences >= chunks for bucket in ladder)
-    assert max(decode_ladder(config, "cpu")) == max(decode_ladder(config, "gpu")) == batch
+    for platform in ("cpu", "gpu"):
+        ladder = prefill_ladder(config, platform)[True]
+        assert list(ladder) == sorted(ladder)
+        assert any(bucket.tokens >= total and bucket.sequences >= chunks for bucket in ladder)
+        assert all(max(sizes) == batch for sizes in decode_ladder(config, platform).values())
+
+
+def test_the_steps_of_a_gpu_give_the_answers_of_a_cpus(tiny_checkpoint, monkeypatch):
+    """Those without prefixes, of greedy batches alone, and padded to the smallest size, all on this machine's CPU."""
+    checkpoint = tiny_checkpoint("qwen2_5_vl", **llm_kit.CHECKPOINT)
+    text = {"type": "text", "text": "Which is larger?"}
+    pictures = [np.full((56, 84, 3), value, np.uint8) for value in (10, 200)]
+    asked = [[{"role": "user", "content": [{"type": "image", "image": picture}, text]}] for picture in pictures]
+    params = [
+        SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True),
+        SamplingParams(max_tokens=6, seed=3, logprobs=2, ignore_eos=True),
+    ]
+    engine = replace(llm_kit.ENGINE, compilation_cache=True)
+    answers = {}
+    for platform in ("cpu", "gpu"):
+        for name in ("prefill_ladder", "decode_ladder"):
+            ladder = getattr(config_module, name)
+            monkeypatch.setattr(runner, name, lambda config, _, ladder=ladder, kind=platform: ladder(config, kind))
+        with LLM(checkpoint.path, progress=False, engine=engine, multimodal=llm_kit.MULTIMODAL) as llm:
+            first = llm.chat(asked[0], params[0])
+            answers[platform] = [first.token_ids] + [
+                [out.token_ids for out in llm.chat(asked, each)] for each in (params[0], params)
+            ]
+            names = set(llm.running.machine.text.executables())
+            assert llm.stats().compiles["since"] == 0
+    assert {"decode 4", "decode 4 greedy", "prefill 64", "prefill 64 without prefix"} <= names
+    assert answers["gpu"] == answers["cpu"]

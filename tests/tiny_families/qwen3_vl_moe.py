@@ -53,10 +53,11 @@ def build(
     tiny.redraw(model, seed)
     sharpen_routers(model, seed)
     model.save_pretrained(path)
-    qwen3_vl.make_processor(video_blocks, max_frames).save_pretrained(path)
+    processor = qwen3_vl.make_processor(video_blocks, max_frames)
+    processor.save_pretrained(path)
     if published:
         store_as_published(path)
-    return tiny.TinyCheckpoint(path, model, transformers.AutoProcessor.from_pretrained(path))
+    return tiny.TinyCheckpoint(path, model, processor)
 
 
 def sharpen_routers(model: torch.nn.Module, seed: int) -> None:

@@ -20,5 +20,5 @@ FAMILY = decoder_family(
     canonical_name=canonical_name,
     encode=encode,
     processor=Qwen3VLProcessor.from_checkpoint,
-    about=About("Qwen3-VL", lacks=("clips of one frame, as in transformers", "stretched rotary positions (YaRN)")),
+    about=About("Qwen3-VL", lacks=("stretched rotary positions (YaRN)",)),
 )

@@ -16,14 +16,12 @@ def clip_resize(
 
     The rule of transformers' Qwen3-VL `smart_resize`: sides below the factor are stretched before anything is judged,
     whole temporal steps count against the limits (halves round to even), and the frames themselves in the scale.
+    Fewer frames than one step, which transformers refuses, count as the step that they are repeated to fill.
 
     Raises:
-      RequestError: fewer frames than one temporal step, or one side more than 200 times the other.
+      RequestError: one side more than 200 times the other.
     """
-    if frames < temporal:
-        raise RequestError(
-            f"a video of {frames} frame, this model takes at least {temporal}; give a single frame as an image"
-        )
+    frames = max(frames, temporal)
     if min(height, width) < 1:
         raise RequestError(f"a frame needs at least one pixel a side, got {height} x {width} (height x width)")
     if height < factor or width < factor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Protocol
 
@@ -94,12 +94,12 @@ class ClipSource:
         return cls(frames.shape[1:3], found, None, frames, options, warnings, item)
 
     def decode(self, choose: FrameChooser | None = None) -> DecodedClip:
-        """Frames, of a file only those that `choose` wants; of frames that the caller gave, all.
+        """Frames, of those that are there only what `choose` wants.
 
         If a file holds fewer frames than it claims, the choice is made again from what is there.
         """
         if self.reader is None:
-            return DecodedClip(self.frames, self.metadata, self.warnings)
+            return self._choose(choose)
         metadata, warnings = self.metadata, self.warnings
         frames, indices, total = self._read(metadata, choose)
         if total is not None and total != metadata.total_num_frames:
@@ -111,6 +111,16 @@ class ClipSource:
             raise MediaError("a video of 0 frames", item=self.item)
         kept = VideoMetadata(metadata.total_num_frames, metadata.fps, tuple(indices), metadata.duration)
         return DecodedClip(np.stack(frames), kept, warnings)
+
+    def _choose(self, choose: FrameChooser | None) -> DecodedClip:
+        """Of frames that the caller gave, those that are wanted."""
+        given = self.metadata.frames_indices
+        wanted = given if choose is None else tuple(choose(self.metadata))
+        if wanted == given:
+            return DecodedClip(self.frames, self.metadata, self.warnings)
+        place = {index: position for position, index in enumerate(given)}
+        frames = self.frames[[place[index] for index in wanted]]
+        return DecodedClip(frames, replace(self.metadata, frames_indices=wanted), self.warnings)
 
     def _read(
         self, metadata: VideoMetadata, choose: FrameChooser | None

@@ -137,13 +137,14 @@ def test_kernels_in_the_interpreter(kernel):
     assert error.max() <= HALF_PRODUCT["bfloat16"]
 
 
-@pytest.mark.parametrize("rows", [128, 32768])
-def test_kernels_lower_for_cuda(monkeypatch, rows):
-    """Few rows and many, as on a machine with a Hopper GPU."""
+@pytest.mark.parametrize(("rows", "block_rows"), [(128, 64), (16376, 64), (16384, 128), (32768, 128)])
+def test_kernels_lower_for_cuda(monkeypatch, rows, block_rows):
+    """Few rows and many, as on a machine with a Hopper GPU: the mean of 128 groups is 128 rows from 16384 on."""
     monkeypatch.setattr(door, "on_hopper", lambda: True)
 
     def both(x, gate_up, down, group_of_row):
         groups = door.group_rows(group_of_row, len(down))
+        assert groups.block_rows == block_rows
         return grouped_matmul(door.grouped_gated_matmul(spread(x, groups, 8), gate_up, groups), down, groups)
 
     shapes = ((rows // 8, 2048), (128, 2048, 1536), (128, 768, 2048))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-# 8 x 11 merged rows in the Qwen families: neither side a multiple of their attention windows.
+# 8 x 11 merged rows of patches of 14 pixels: neither side a multiple of common attention windows.
 HEIGHT, WIDTH = 220, 300
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 
 def rms_norm(x: Float[Array, "*dims E"], weight: Float[Array, "E"], eps: float) -> Float[Array, "*dims E"]:
-    """x / sqrt(mean(x^2) + eps), rounded to x's dtype before the weight is applied (the order of LLaMA and Qwen)."""
+    """x / sqrt(mean(x^2) + eps), rounded to x's dtype before the weight is applied (as in LLaMA)."""
     wide = x.astype(jnp.float32)
     scale = lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return weight * (wide * scale).astype(x.dtype)

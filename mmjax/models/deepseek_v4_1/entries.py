@@ -49,7 +49,7 @@ def sparse_entries(
     """
 
     def joined(both: Float[Array, "C two_rate two_D"], bias: Array | int) -> Float[Array, "C two_rate D"]:
-        before, within = (half + bias for half in jnp.split(both, 2, axis=1))
+        before, within = (part + bias for part in jnp.split(both, 2, axis=1))
         half = both.shape[-1] // 2
         return jnp.concatenate([before[..., :half], within[..., half:]], axis=1)
 

@@ -165,7 +165,7 @@ def _encoder(
     encoder = EncoderRunner(
         model.family,
         model.cfg,
-        None if multimodal.disable_mm_encoder else params["vision"],
+        None if multimodal.disable_mm_encoder else params["vision"] or None,  # a model may come without a tower
         model.processor,
         ladder.buckets,
         budgets.capacity_rows,

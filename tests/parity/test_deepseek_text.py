@@ -15,14 +15,17 @@ import torch
 import transformers
 from deepseek_judge import DeepseekJudge
 from deepseek_tower import picture_rows
-from llm_kit import CHECKPOINT, noise, serving, user
+from llm_kit import CHECKPOINT, build, noise, serving, user
 from safetensors.torch import load_file
 
 import mmjax
 from conversion.loader import load_params
+from conversion.orbax_io import convert
 from kernels_pallas.dispatch import reference_attention
-from mmjax.errors import CheckpointError
+from mmjax.encoder.runner import EncoderRunner
+from mmjax.errors import CheckpointError, RequestError
 from mmjax.layers.fusion import StepTokens
+from mmjax.loading import open_model
 from mmjax.models.deepseek_v4_1 import FAMILY
 from mmjax.models.deepseek_v4_1.grid import Grid
 from mmjax.models.deepseek_v4_1.pixels import fit
@@ -208,6 +211,17 @@ def test_defaults_of_the_tower(hf):
     assert config.row_width == config.hidden_size
 
 
-def test_a_model_without_a_tower_is_refused(hf):
-    with pytest.raises(CheckpointError, match=r"vision_config\.num_hidden_layers is 0"):
-        FAMILY.config(hf | {"vision_config": {"num_hidden_layers": 0}})
+def test_a_model_without_a_tower_takes_text_alone(tiny_checkpoint, tmp_path):
+    path = tiny_checkpoint(FAMILY_NAME, vision_depth=0).path
+    with build(convert(path, tmp_path / "converted", progress=False), reference=True) as llm:
+        assert llm.chat(user("hello"), GREEDY).usage.image_tokens == 0
+        with pytest.raises(RequestError, match="takes no image"):
+            llm.chat(user(noise(56, 56), "?"), GREEDY)
+    device = jax.devices()[0]
+    model = open_model(path, dtype="float32", device=device)
+    params = load_params(path, FAMILY, model.cfg, progress=False)
+    assert params["vision"] == {}
+    with pytest.raises(RequestError, match="takes text only, not image"):
+        model.processor.plan_image(56, 56, {})
+    runner = EncoderRunner(FAMILY, model.cfg, None, model.processor, [], 8, device=device)
+    assert [job.name for job in runner.jobs()] == ["read rows", "write rows"]

@@ -123,7 +123,7 @@ def build(
                 buffer.copy_(drawn[:, : TEXT["num_experts_per_tok"]])
             elif name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
-    tensors = {**decoder_tensors(model), **tower_tensors(vision_depth, generator)}
+    tensors = {**decoder_tensors(model), **(tower_tensors(vision_depth, generator) if vision_depth else {})}
     if vision_bias:
         for i in range(TEXT["num_hash_layers"], TEXT["num_hidden_layers"]):
             shape = (TEXT["n_routed_experts"],)

@@ -18,7 +18,7 @@ LEAST_SPAN = 4
 
 @dataclass(frozen=True)
 class DeepseekVisionConfig:
-    """The tower. `hidden_size` is its width; `downsample` patches along each side of a cell make one row."""
+    """The tower, none if `depth` is 0. `downsample` patches along each side of a cell make one row."""
 
     depth: int
     hidden_size: int
@@ -126,8 +126,8 @@ class DeepseekV41Config:
 
 def _vision_config(v: ConfigSection) -> DeepseekVisionConfig:
     depth = v.integer("num_hidden_layers", 32)
-    if depth < 1:
-        raise v.error("num_hidden_layers", f"is {depth}: the checkpoint has no vision tower, and mmjax serves no other")
+    if depth < 0:
+        raise v.error("num_hidden_layers", f"must be 0 or more, got {depth}")
     width, heads = v.integer("hidden_size", 1024), v.integer("num_attention_heads", 16)
     if width % (4 * heads):
         raise v.error("num_attention_heads", f"{heads} must divide hidden_size {width} into heads of a multiple of 4")

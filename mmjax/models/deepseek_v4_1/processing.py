@@ -26,7 +26,7 @@ _CHANNELS = 3
 
 @dataclass(frozen=True)
 class DeepseekProcessor:
-    """`Processor` of DeepSeek-V4.1. Methods are pure and may run in any thread."""
+    """`Processor` of DeepSeek-V4.1; takes no pictures without a tower. Methods are pure and may run in any thread."""
 
     rule: GridRule
     placeholder_id: Mapping[Modality, int]
@@ -41,17 +41,18 @@ class DeepseekProcessor:
         Raises CheckpointError if its tokenizer gives the placeholder another id than config.json.
         """
         check_placeholder(Path(path), cfg.image_token_id)
+        takes = (Modality.IMAGE,) if cfg.vision.depth else ()
         return cls(
             rule=cfg.vision.grid_rule,
-            placeholder_id={Modality.IMAGE: cfg.image_token_id},
+            placeholder_id=dict.fromkeys(takes, cfg.image_token_id),
             never_sampled=(cfg.image_token_id,),
-            placeholder_text={Modality.IMAGE: PLACEHOLDER},
+            placeholder_text=dict.fromkeys(takes, PLACEHOLDER),
         )
 
     def resolve(self, modality: Modality, options: Mapping[str, Any]) -> dict[str, Any]:
         """Always empty: the config fixes everything. Raises RequestError for any option and for other media."""
-        if modality is not Modality.IMAGE:
-            raise RequestError(f"this model takes images, not {modality}")
+        if modality not in self.placeholder_id:
+            raise RequestError(f"this model takes {'images' if self.placeholder_id else 'text only'}, not {modality}")
         if options:
             raise RequestError(f"this model takes no processor options, got {', '.join(sorted(options))}")
         return {}

@@ -21,7 +21,12 @@ from mmjax.models.rotary import axial_pairs
 
 
 def vision_spec(cfg: DeepseekV41Config) -> dict:
-    """Shapes of the parameters of tower, aligner and learned rows; weights of norms are float32 in every model."""
+    """Shapes of the parameters of tower, aligner and learned rows, none without a tower.
+
+    Weights of norms are float32 in every model.
+    """
+    if not cfg.vision.depth:
+        return {}
     v, dtype = cfg.vision, jnp.dtype(cfg.dtype)
 
     def leaf(*shape: int, dtype: jnp.dtype = dtype) -> jax.ShapeDtypeStruct:

@@ -22,8 +22,10 @@ def weights(cfg: DeepseekV41Config) -> tuple[Weight, ...]:
 
 
 def tower_weights(cfg: DeepseekV41Config) -> tuple[Weight, ...]:
-    """Every leaf of `vision`: tower, aligner and learned rows."""
+    """Every leaf of `vision`: tower, aligner and learned rows; none without a tower."""
     v = cfg.vision
+    if not v.depth:
+        return ()
     width, mlp, depth, text = v.hidden_size, v.intermediate_size, v.depth, cfg.hidden_size
     single = {
         "patch_embed": ("vision.patch_embed.proj.weight", (width, v.patch_values)),

@@ -15,7 +15,7 @@ from mmjax.errors import CheckpointError, RequestError
 from mmjax.inputs.items import EncoderBucket, ItemPlan, Modality, ProcessedItem, VideoMetadata
 from mmjax.models.added_tokens import added_token_ids
 from mmjax.models.deepseek_v4_1.config import DeepseekV41Config
-from mmjax.models.deepseek_v4_1.grid import Grid, GridRule, most_patches, most_rows, plan_grid
+from mmjax.models.deepseek_v4_1.grid import Grid, GridRule, most_rows, plan_grid, worst_grid
 from mmjax.models.deepseek_v4_1.inputs import DeepseekVisionInputs
 from mmjax.models.deepseek_v4_1.packing import pack_pictures
 from mmjax.models.deepseek_v4_1.pixels import byte_table, patches
@@ -98,7 +98,7 @@ class DeepseekProcessor:
 
     def max_tokens_per_item(self) -> dict[Modality, int]:
         """Patches of the largest picture."""
-        return {Modality.IMAGE: most_patches(self.rule)}
+        return {Modality.IMAGE: worst_grid(self.rule).patches}
 
     def max_rows(self, tokens: int) -> int:
         """Embedding rows, learned ones included, that pictures of `tokens` patches in all may take at most."""

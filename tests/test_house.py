@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [p for room in ("mmjax", "kernels_pallas", "conversion") for p in (ROOT / room).rglob("*.py")]
+SOURCES = [p for room in ("mmjax", "kernels_pallas", "conversion", "peers") for p in (ROOT / room).rglob("*.py")]
 MAX_LINES = 420
 # Rooms that serve every family alike, and what in them may carry a family's name.
 SHARED = [p for p in SOURCES if not {"models", "demo", "bench"} & set(p.relative_to(ROOT).parts)]

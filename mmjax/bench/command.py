@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mmjax.bench.report import Figure, render, save
+from mmjax.bench.report import Figure, beside, render, save
 from mmjax.bench.sizes import SIZES
 
 _ABOUT = {
@@ -23,9 +23,24 @@ _ABOUT = {
 }
 
 
+# Which engines can be measured beside this one, by benchmark.
+_PEERS = {
+    "encoder": ("transformers",),
+    "prefill": ("transformers",),
+    "decode": ("transformers",),
+    "first-token": ("transformers", "vllm"),
+    "throughput": ("transformers", "vllm"),
+}
+
+
 def add_bench(commands: argparse._SubParsersAction) -> None:
     """Adds `bench` to the subcommands of `mmjax`."""
-    bench = commands.add_parser("bench", help="measure this machine; see PERFORMANCE.md")
+    bench = commands.add_parser(
+        "bench",
+        help="measure this machine; see PERFORMANCE.md",
+        epilog="--peer transformers (encoder, prefill, decode, first-token, throughput) and --peer vllm (the last two) "
+        "measure that engine first, in the same process and on the same inputs, and add its lines.",
+    )
     names = bench.add_subparsers(required=True, metavar="BENCHMARK", dest="benchmark")
     parsers = {name: names.add_parser(name, help=about) for name, about in _ABOUT.items()}
     for parser in parsers.values():
@@ -36,6 +51,8 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
         parser.add_argument("--repeat", type=_positive, default=10, help="timed rounds (default: 10)")
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
         parser.set_defaults(run=run)
+    for benchmark, peers in _PEERS.items():
+        parsers[benchmark].add_argument("--peer", choices=peers, help="measure this engine as well; it runs first")
     encoder, first, load = parsers["encoder"], parsers["first-token"], parsers["throughput"]
     between = parsers["between-tokens"]
     for parser in (encoder, first, between, load):
@@ -57,7 +74,7 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints the table, and writes the file."""
-    name = arguments.size or arguments.model
+    name, peer = arguments.size or arguments.model, _peer(arguments)
     if arguments.benchmark == "startup":
         from mmjax.bench.startup import bench_startup
 
@@ -67,11 +84,21 @@ def run(arguments: argparse.Namespace) -> int:
 
         subject = Subject(name, arguments.dtype)
         device = "the host" if arguments.benchmark == "host" else subject.device.device_kind
-        figures = _BENCHMARKS[arguments.benchmark](subject, arguments)
+        theirs = peer.figures(subject, arguments) if peer else []
+        figures = beside(_BENCHMARKS[arguments.benchmark](subject, arguments), theirs)
     print(f"{arguments.benchmark}: {name} on {device}; medians of {arguments.repeat} rounds\n{render(figures)}")
     if arguments.json is not None:
-        save(arguments.json, figures, device, name)
+        save(arguments.json, figures, device, name, peer.versions if peer else {})
     return 0
+
+
+def _peer(arguments: argparse.Namespace):
+    """The other engine's side, None if none is asked for. Raises ConfigError if it is not installed."""
+    if getattr(arguments, "peer", None) is None:
+        return None
+    from mmjax.bench.peers import PeerBench
+
+    return PeerBench(arguments.peer)
 
 
 def _ceilings(subject, arguments) -> Sequence[Figure]:

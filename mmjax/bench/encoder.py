@@ -17,7 +17,7 @@ from mmjax.encoder.budgets import resolve_budgets
 from mmjax.encoder.runner import EncoderRunner
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
 
-_INPUT_SETS = 3  # rotated, so that no call finds its input in a cache
+INPUT_SETS = 3  # rotated, so that no call finds its input in a cache
 
 
 def bench_encoder(subject: Subject, counts: Sequence[int], side: int, repeat: int, *, exact: bool) -> list[Figure]:
@@ -34,7 +34,7 @@ def bench_encoder(subject: Subject, counts: Sequence[int], side: int, repeat: in
 
 def _batch(subject, params, ceilings, count: int, side: int, repeat: int, exact: bool) -> list[Figure]:
     model, rng = subject.model, np.random.default_rng(count)
-    batches = [[model.processor.image(noise(side, rng), {}) for _ in range(count)] for _ in range(_INPUT_SETS)]
+    batches = [[model.processor.image(noise(side, rng), {}) for _ in range(count)] for _ in range(INPUT_SETS)]
     plans = [item.plan for item in batches[0]]
     load = EncoderLoad(
         count,
@@ -60,13 +60,22 @@ def _batch(subject, params, ceilings, count: int, side: int, repeat: int, exact:
 
     floor = ceilings.seconds(encoder_work(model.family, model.cfg, plans))
     size = f"{load.tokens} patches, {1 - load.tokens / bucket.key.total_tokens:.0%} padding"
-    name = f"{count} x {side} x {side}, {{}}"
-    timed = {"pixels on the device": encode(resident), "pixels uploaded": encode(inputs)}
+    timed = {True: encode(resident), False: encode(inputs)}
     runner.release()
     return [
-        Figure(name.format(kind), times, floor, f"{count / np.median(times):.3g} images/s, {size}")
-        for kind, times in timed.items()
+        Figure(
+            encoder_name(count, side, resident=on_device),
+            times,
+            floor,
+            f"{count / np.median(times):.3g} images/s, {size}",
+        )
+        for on_device, times in timed.items()
     ]
+
+
+def encoder_name(count: int, side: int, *, resident: bool) -> str:
+    """The figure's name of a batch whose pixels are on the device, or go there in the call."""
+    return f"{count} x {side} x {side}, pixels {'on the device' if resident else 'uploaded'}"
 
 
 def _exact_bucket(load: EncoderLoad) -> EncoderBucket:

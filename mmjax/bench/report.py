@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +27,7 @@ class Figure:
       floor: the least it can take, in seconds; None where nothing sensible is known.
       note: what else belongs to it, such as a rate.
       extra: more numbers for the JSON file.
+      peer: the engine that was measured, where it isn't this one.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Figure:
     floor: float | None = None
     note: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    peer: str | None = None
 
     @property
     def median(self) -> float:
@@ -59,8 +61,26 @@ class Figure:
             "floor_s": self.floor,
             "ratio": self.ratio,
             "note": self.note,
+            **({"peer": self.peer} if self.peer else {}),
             **self.extra,
         }
+
+
+def beside(figures: Sequence[Figure], theirs: Sequence[Figure]) -> list[Figure]:
+    """Ours, each followed by a peer's figure of the same name, with our floor and its time over ours.
+
+    Raises ValueError for a peer's figure that has no match.
+    """
+    by_name = {figure.name: figure for figure in theirs}
+    if unmatched := by_name.keys() - {figure.name for figure in figures}:
+        raise ValueError(f"no figure of ours is called {', '.join(sorted(unmatched))}")
+    lines = []
+    for ours in figures:
+        lines.append(ours)
+        if peer := by_name.get(ours.name):
+            note = f"{peer.median / ours.median:.2f} x the time of mmjax; {peer.note}"
+            lines.append(replace(peer, floor=ours.floor, note=note))
+    return lines
 
 
 def render(figures: Sequence[Figure]) -> str:
@@ -69,7 +89,8 @@ def render(figures: Sequence[Figure]) -> str:
     for figure in figures:
         low, high = (_ms(value) for value in figure.spread)
         floor, ratio = ("-", "-") if figure.floor is None else (_ms(figure.floor), f"{figure.ratio:.2f}")
-        rows.append((figure.name, _ms(figure.median), f"{low} to {high}", floor, ratio, figure.note))
+        name = f"  {figure.peer}: {figure.name}" if figure.peer else figure.name
+        rows.append((name, _ms(figure.median), f"{low} to {high}", floor, ratio, figure.note))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *numbers, note in rows:
@@ -78,12 +99,13 @@ def render(figures: Sequence[Figure]) -> str:
     return "\n".join(lines)
 
 
-def save(path: Path, figures: Sequence[Figure], device: str, subject: str) -> None:
-    """Figures with all that it takes to judge them: versions, device, date, command."""
-    path.write_text(json.dumps(_context(device, subject) | {"figures": [f.as_dict() for f in figures]}, indent=1))
+def save(path: Path, figures: Sequence[Figure], device: str, subject: str, versions: Mapping[str, str]) -> None:
+    """Figures with all that it takes to judge them: versions (a peer's `versions` too), device, date, command."""
+    context = _context(device, subject, versions)
+    path.write_text(json.dumps(context | {"figures": [f.as_dict() for f in figures]}, indent=1))
 
 
-def _context(device: str, subject: str) -> dict[str, Any]:
+def _context(device: str, subject: str, versions: Mapping[str, str]) -> dict[str, Any]:
     from mmjax import __version__
 
     return {
@@ -92,7 +114,7 @@ def _context(device: str, subject: str) -> dict[str, Any]:
         "device": device,
         "model": subject,
         "host": f"{platform.machine()}, Python {platform.python_version()}",
-        "versions": {"mmjax": __version__} | {name: _version(name) for name in _PACKAGES},
+        "versions": {"mmjax": __version__} | {name: _version(name) for name in _PACKAGES} | dict(versions),
     }
 
 

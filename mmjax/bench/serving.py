@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,18 +32,10 @@ def serving(subject: Subject, engine: EngineConfig) -> Iterator[LLM]:
 def bench_first_token(subject: Subject, side: int, words: int, repeat: int) -> list[Figure]:
     """One request at a time: a new picture; the same with another question before it; the next turn of that talk."""
     ceilings, rng = subject.ceilings(repeat), np.random.default_rng(0)
-    outputs: dict[str, list[tuple[float, RequestOutput]]] = {
-        "new image": [],
-        "same image, new question": [],
-        "same talk, next turn": [],
-    }
+    outputs: dict[str, list[tuple[float, RequestOutput]]] = defaultdict(list)
     with serving(subject, EngineConfig()) as llm:
         for _ in range(repeat + 1):
-            image = {"type": "image", "image": noise(side, rng)}
-            first = _turn(_text(words, rng), image)
-            second = _turn(_text(words, rng), image)
-            third = [*second, *_turn({"type": "text", "text": "Yes."}, role="assistant"), *_turn(_text(words, rng))]
-            for name, messages in zip(outputs, (first, second, third), strict=True):
+            for name, messages in first_token_talks(side, words, rng).items():
                 outputs[name].append(_ask(llm, messages))
         plan = subject.model.processor.image(noise(side, rng), {}).plan
     tower = ceilings.seconds(encoder_work(subject.model.family, subject.cfg, [plan]))
@@ -54,7 +47,7 @@ def bench_first_token(subject: Subject, side: int, words: int, repeat: int) -> l
         floor = ceilings.seconds(prefill_work(subject.model.family, subject.cfg, [chunk]))
         floor += tower if metrics.items_encoded else 0.0
         note = f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} cached, {metrics.items_encoded} encoded"
-        figures.append(Figure(f"first token, {name}", [seconds for seconds, _ in kept], floor, note))
+        figures.append(Figure(name, [seconds for seconds, _ in kept], floor, note))
     return figures
 
 
@@ -80,7 +73,12 @@ def bench_throughput(subject: Subject, requests: int, new_tokens: int, side: int
         f"{stats.steps['median_ms']:.3g}, 99th percentile {stats.steps['p99_ms']:.3g} ms; "
         f"{stats.compiles['since'] - compiled_before} compiles"
     )
-    return [Figure(f"{requests} requests, image {side} x {side}, {new_tokens} tokens", times[1:], floor, note)]
+    return [Figure(load_name(requests, side, new_tokens), times[1:], floor, note)]
+
+
+def load_name(requests: int, side: int, new_tokens: int) -> str:
+    """The figure's name of such a load."""
+    return f"{requests} requests, image {side} x {side}, {new_tokens} tokens"
 
 
 def _load_floor(subject, ceilings: Ceilings, requests: int, prompt: int, new_tokens: int, batch: int, plan) -> float:
@@ -97,6 +95,19 @@ def _ask(llm: LLM, messages: list[dict]) -> tuple[float, RequestOutput]:
     start = time.perf_counter()
     output = llm.chat(messages, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
     return time.perf_counter() - start, output
+
+
+def first_token_talks(side: int, words: int, rng: np.random.Generator) -> dict[str, list[dict]]:
+    """Conversations in the order in which they are asked: what each finds in the caches of an engine that has them."""
+    image = {"type": "image", "image": noise(side, rng)}
+    first = _turn(_text(words, rng), image)
+    second = _turn(_text(words, rng), image)
+    third = [*second, *_turn({"type": "text", "text": "Yes."}, role="assistant"), *_turn(_text(words, rng))]
+    return {
+        "first token, new image": first,
+        "first token, same image, new question": second,
+        "first token, same talk, next turn": third,
+    }
 
 
 def image_question(side: int, words: int, rng: np.random.Generator) -> list[dict]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conversion.checkpoint import Checkpoint
+from conversion.checkpoint import HEADS, Checkpoint
 from conversion.layout import Leaf
 from conversion.safetensors_file import FLOAT_DTYPES, INTEGER_DTYPES, StoredTensor, read_bytes
 from mmjax.errors import CheckpointError
@@ -17,7 +17,6 @@ from mmjax.models.family import Family
 # Buffers that older exports wrote and that every family computes for itself.
 HARMLESS_SUFFIXES = (".inv_freq", ".position_ids")
 
-HEAD = "lm_head.weight"
 EMBED_LEAF = "text.embed"
 
 SHOWN = 10  # names listed in each group of an error
@@ -94,15 +93,17 @@ def raise_if_any(path: Path, family_name: str, groups: dict[str, Sequence[str]])
 
 def _settle_tied_head(path: Path, plan: Sequence[Leaf], wanted, stored: dict[str, StoredTensor]) -> None:
     """In a tied model, drops a stored head that repeats the embedding, or lets it stand in for a missing one."""
-    if HEAD in wanted or HEAD not in stored:
+    heads = (HEADS & stored.keys()) - set(wanted)
+    if not heads:
         return
+    (name,) = heads
     embed = next(leaf.pieces[0].name for leaf in plan if leaf.path == EMBED_LEAF)
-    head = stored.pop(HEAD)
+    head = stored.pop(name)
     if embed not in stored:
         stored[embed] = head
     elif not _equal(head, stored[embed]):
         raise CheckpointError(
-            f"{path}: config.json ties {HEAD} to the embedding, but the stored tensors differ; set"
+            f"{path}: config.json ties {head.name} to the embedding, but the stored tensors differ; set"
             ' "tie_word_embeddings": false in config.json to use both'
         )
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 import tolerances
 import torch
 from llm_kit import CHECKPOINT, build, clip, noise, serving, user
 from qwen_kit import Case, media_of, ours, pack, reference_inputs
+from safetensors.numpy import load_file, save_file
 
 import mmjax
+from conversion.loader import load_params
 from kernels_pallas.dispatch import reference_vision_ops, vision_ops
 from mmjax.errors import CheckpointError, RequestError
 from mmjax.frontend import InputOptions
@@ -28,6 +31,7 @@ from mmjax.models.hyperclovax.config import HyperClovaXConfig
 from mmjax.models.hyperclovax.weights import canonical_name, weights
 from mmjax.models.registry import family_for
 
+FAMILY = family_for("hyperclovax_vision_v2")
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 CASE = Case(
     f"{IMAGE} and {IMAGE}, or {VIDEO}?", images=((84, 140), (56, 84)), videos=((4, 56, 84),)
@@ -102,6 +106,24 @@ def test_the_weight_table_covers_the_model(tiny_checkpoint, tie):
     table = {source.format(i=0) for weight in weights(cfg) for source in weight.sources}
     model = {canonical_name(name) for name in made.model.state_dict() if not (tie and name == "lm_head.weight")}
     assert table == model == {canonical_name(name) for name in table}
+
+
+def test_a_tied_head_may_be_stored(tiny_checkpoint, tmp_path):
+    """Under the name that published checkpoints give it, beside the embedding or in its place."""
+    made = tiny_checkpoint("hyperclovax", layers=1, vision_depth=1, tie=True)
+    hf = json.loads((made.path / "config.json").read_text())
+    cfg = HyperClovaXConfig.from_hf(hf)
+    tensors = load_file(made.path / "model.safetensors")
+    (embed,) = (name for name in tensors if name.endswith("embed_tokens.weight"))
+    expected = load_params(made.path, FAMILY, cfg, progress=False)
+    for variant in ("model.language_model.lm_head.weight", "lm_head.weight"):
+        for kept in (tensors, {name: tensor for name, tensor in tensors.items() if name != embed}):
+            save_file(kept | {variant: tensors[embed]}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+            (tmp_path / "config.json").write_text(json.dumps(hf))
+            jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path, FAMILY, cfg, progress=False), expected)
+    save_file(tensors | {variant: tensors[embed] + 1}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"ties lm_head\.weight to the embedding, but"):
+        load_params(tmp_path, FAMILY, cfg, progress=False)
 
 
 def test_placeholders_are_spelt_as_the_tokenizer_does(checkpoint, tmp_path):

@@ -11,8 +11,6 @@ from mmjax.errors import RequestError
 from mmjax.inputs.items import VideoMetadata
 from mmjax.inputs.tokenise import Segment
 
-ASSUMED_FPS = 24.0  # of a clip whose rate nobody knows, as in transformers
-
 
 @dataclass(frozen=True)
 class DurationMark:
@@ -26,7 +24,7 @@ def clip_seconds(metadata: VideoMetadata) -> float:
     """How long the source is, rounded to hundredths."""
     seconds = metadata.duration
     if seconds is None:
-        seconds = metadata.total_num_frames / (metadata.fps or ASSUMED_FPS)
+        seconds = metadata.total_num_frames / metadata.rate
     return round(float(seconds), 2)
 
 

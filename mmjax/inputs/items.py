@@ -18,6 +18,9 @@ class Modality(StrEnum):
     AUDIO = "audio"
 
 
+ASSUMED_FPS = 24.0  # of a clip whose rate nobody knows, as in transformers
+
+
 @dataclass(frozen=True)
 class VideoMetadata:
     """Where a clip's frames come from. `frames_indices` index the source; `fps` is the source's, None if unknown."""
@@ -26,6 +29,11 @@ class VideoMetadata:
     fps: float | None
     frames_indices: tuple[int, ...]
     duration: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Frames a second of the source: `fps`, or what is assumed where nobody knows."""
+        return ASSUMED_FPS if self.fps is None else self.fps
 
 
 @dataclass(frozen=True)

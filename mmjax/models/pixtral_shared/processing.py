@@ -18,12 +18,11 @@ from mmjax.models.images.normalisation import CHANNELS, byte_table
 from mmjax.models.images.packing import pack_items
 from mmjax.models.images.patches import check_pixels, merge_blocks
 from mmjax.models.images.resize import resize
+from mmjax.models.images.shrink import shrink_warnings
 from mmjax.models.pixtral_shared.config import PixtralConfig
 from mmjax.models.pixtral_shared.settings import ImageTokens, PixelSettings, read_settings, resolve_image
 from mmjax.models.pixtral_shared.sizes import largest_side, stretched_size
 from mmjax.models.vision_inputs import VisionInputs
-
-_STRONG_SHRINK = 2  # times a side; more is worth a warning
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class PixtralProcessor:
             span_ids=ids,
             span_embed=embed,
             options=options,
-            warnings=_shrink_warnings((height, width), size),
+            warnings=shrink_warnings((height, width), size, "longest_edge"),
         )
 
     def image(self, rgb: UInt8[np.ndarray, "height width 3"], options: Mapping[str, Any]) -> ProcessedItem:
@@ -154,13 +153,3 @@ class PixtralProcessor:
 
 def _refuse_video() -> NoReturn:
     raise RequestError("this family has no video; it takes images")
-
-
-def _shrink_warnings(before: tuple[int, int], after: tuple[int, int]) -> tuple[str, ...]:
-    if max(old / new for old, new in zip(before, after, strict=True)) <= _STRONG_SHRINK:
-        return ()
-    return (
-        "{} x {} pixels are shrunk to {} x {} (height x width); raise longest_edge to keep small details".format(
-            *before, *after
-        ),
-    )

@@ -21,7 +21,6 @@ from mmjax.models.qwen3_vl.positions import step_positions
 from mmjax.models.qwen3_vl.sizes import clip_resize, most_clip_blocks
 from mmjax.models.qwen3_vl.spans import ClipText
 from mmjax.models.qwen3_vl.vision_inputs import Qwen3VLVisionInputs
-from mmjax.models.qwen_shared.frames import DEFAULT_FPS
 from mmjax.models.qwen_shared.processing import QwenProcessor
 
 # What transformers' Qwen3VLVideoProcessor assumes.
@@ -68,11 +67,11 @@ class Qwen3VLProcessor(QwenProcessor):
         """Plan of a clip with frames of `height` x `width` pixels; a lone last frame fills its temporal step."""
         plan = super().plan_video(metadata, height, width, options)
         frames = self.sample_frames(metadata, plan.options)
-        seconds = step_seconds(frames, metadata.fps, self.geometry.temporal)
+        seconds = step_seconds(frames, metadata.rate, self.geometry.temporal)
         pad = self.placeholder_id[Modality.VIDEO]
         ids, embed = self.clip_text.span(seconds, plan.rows // plan.grid[0], pad)
         pair = (self.clip_text.start_id, self.clip_text.end_id)
-        sampled_fps = len(frames) / metadata.total_num_frames * (DEFAULT_FPS if metadata.fps is None else metadata.fps)
+        sampled_fps = len(frames) / metadata.total_num_frames * metadata.rate
         return replace(
             plan,
             span_ids=ids,
@@ -113,8 +112,8 @@ class Qwen3VLProcessor(QwenProcessor):
             table_side=self.table_side,
         )
 
-    def _choose_frames(self, total: int, fps: float | None, options: Mapping[str, Any]) -> Int64[np.ndarray, "frames"]:
-        return spread_frames(total, fps, options)
+    def _choose_frames(self, total: int, rate: float, options: Mapping[str, Any]) -> Int64[np.ndarray, "frames"]:
+        return spread_frames(total, rate, options)
 
     def _clip_size(self, frames: int, height: int, width: int, options: Mapping[str, Any]) -> tuple[int, int]:
         """With `cap_pixels_per_frame` a frame has at most `max_video_tokens` merge blocks and its share of the clip."""

@@ -12,17 +12,15 @@ from jaxtyping import Int64
 
 from mmjax.errors import RequestError
 
-DEFAULT_FPS = 24.0  # of a clip whose rate nobody knows, as in transformers
-
 
 def sample_frames(
-    total: int, fps: float | None, options: Mapping[str, Any], temporal_patch_size: int
+    total: int, rate: float, options: Mapping[str, Any], temporal_patch_size: int
 ) -> Int64[np.ndarray, "frames"]:
     """Indices of the frames to keep, by the rule of transformers' `Qwen2VLVideoProcessor.sample_frames`.
 
     Args:
       total: frames of the source, at least one.
-      fps: rate of the source in frames a second, None if unknown.
+      rate: frames a second of the source.
       options: resolved; of them `num_frames`, or else `fps` (frames a second to keep) with `min_frames` and
         `max_frames`. Neither: every frame.
 
@@ -33,7 +31,7 @@ def sample_frames(
         count = round(options["num_frames"] / step) * step
     elif options["fps"] is not None:
         most = math.floor(min(options["max_frames"], total) / step) * step
-        wanted = total / (DEFAULT_FPS if fps is None else fps) * options["fps"]
+        wanted = total / rate * options["fps"]
         count = math.floor(min(max(wanted, options["min_frames"]), most, total) / step) * step
     else:
         return np.arange(total)

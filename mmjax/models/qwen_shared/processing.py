@@ -18,8 +18,9 @@ from mmjax.models.images.normalisation import CHANNELS, byte_table
 from mmjax.models.images.packing import pack_items
 from mmjax.models.images.patches import check_pixels, merge_blocks
 from mmjax.models.images.resize import Filter, resize
+from mmjax.models.images.shrink import shrink_warnings
 from mmjax.models.qwen_shared.config import QwenConfig
-from mmjax.models.qwen_shared.frames import DEFAULT_FPS, sample_frames
+from mmjax.models.qwen_shared.frames import sample_frames
 from mmjax.models.qwen_shared.options import resolve_image, resolve_video
 from mmjax.models.qwen_shared.positions import mrope_positions
 from mmjax.models.qwen_shared.settings import QWEN2_CLIPS, Geometry, PixelSettings, VideoSettings, read_settings
@@ -31,8 +32,6 @@ from mmjax.models.qwen_shared.sizes import (
     worst_window_ratio,
 )
 from mmjax.models.vision_inputs import VisionInputs
-
-_STRONG_SHRINK = 2  # times a side; more is worth a warning
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,8 @@ class QwenProcessor:
         """Plan of a picture of `height` x `width` pixels, after EXIF orientation."""
         options = self.resolve(Modality.IMAGE, options)
         rows, columns = smart_resize(height, width, self.geometry.factor, options["min_pixels"], options["max_pixels"])
-        return self._plan(Modality.IMAGE, 1, rows, columns, options, _shrink_warnings(height, width, rows, columns))
+        warnings = shrink_warnings((height, width), (rows, columns), "max_pixels")
+        return self._plan(Modality.IMAGE, 1, rows, columns, options, warnings)
 
     def sample_frames(self, metadata: VideoMetadata, options: Mapping[str, Any]) -> tuple[int, ...]:
         """Source indices of the frames that the model is to see. A decoder that keeps just these saves the rest.
@@ -106,7 +106,7 @@ class QwenProcessor:
             raise RequestError("a video of 0 frames")
         if not options["do_sample_frames"] or given != tuple(range(total)):
             return given
-        return tuple(self._choose_frames(total, metadata.fps, options).tolist())
+        return tuple(self._choose_frames(total, metadata.rate, options).tolist())
 
     def plan_video(self, metadata: VideoMetadata, height: int, width: int, options: Mapping[str, Any]) -> ItemPlan:
         """Plan of a clip with frames of `height` x `width` pixels; an odd last frame fills its temporal step alone."""
@@ -118,14 +118,12 @@ class QwenProcessor:
                 "pass fps or num_frames to sample it"
             )
         rows, columns = self._clip_size(frames, height, width, options)
-        warnings = _shrink_warnings(height, width, rows, columns)
-        fps = metadata.fps
-        if fps is None:
-            fps = DEFAULT_FPS
-            warnings += (f"the clip's frame rate is unknown; {DEFAULT_FPS:g} frames a second are assumed",)
-            sampled_fps = fps
+        warnings = shrink_warnings((height, width), (rows, columns), "max_pixels")
+        if metadata.fps is None:
+            sampled_fps = metadata.rate
+            warnings += (f"the clip's frame rate is unknown; {metadata.rate:g} frames a second are assumed",)
         else:
-            sampled_fps = frames / metadata.total_num_frames * fps
+            sampled_fps = frames / metadata.total_num_frames * metadata.fps
         steps = -(-frames // self.geometry.temporal)
         return self._plan(Modality.VIDEO, steps, rows, columns, options, warnings, self.geometry.temporal / sampled_fps)
 
@@ -201,9 +199,9 @@ class QwenProcessor:
     def _most_steps(self) -> int:
         return -(-self.video_settings.max_frames // self.geometry.temporal)
 
-    def _choose_frames(self, total: int, fps: float | None, options: Mapping[str, Any]) -> Int64[np.ndarray, "frames"]:
+    def _choose_frames(self, total: int, rate: float, options: Mapping[str, Any]) -> Int64[np.ndarray, "frames"]:
         """Indices of the frames to keep of a whole source."""
-        return sample_frames(total, fps, options, self.geometry.temporal)
+        return sample_frames(total, rate, options, self.geometry.temporal)
 
     def _clip_size(self, frames: int, height: int, width: int, options: Mapping[str, Any]) -> tuple[int, int]:
         """Height and width in pixels that the frames of a clip are resized to."""
@@ -261,12 +259,3 @@ class QwenProcessor:
             else:
                 target[:] = last
         return out.reshape(steps * height * width, -1)
-
-
-def _shrink_warnings(height: int, width: int, rows: int, columns: int) -> tuple[str, ...]:
-    if max(height / rows, width / columns) <= _STRONG_SHRINK:
-        return ()
-    return (
-        f"{height} x {width} pixels are shrunk to {rows} x {columns} (height x width); "
-        "raise max_pixels to keep small details",
-    )

@@ -64,7 +64,6 @@ _NEEDS = {
     "transformers": ("peers.transformers_peer", "TransformersPeer", ("torch", "torchvision")),
     "vllm": ("peers.vllm_peer", "VllmPeer", ("vllm",)),
 }
-PEERS = tuple(_NEEDS)
 
 
 def load_peer(name: str) -> Callable[[PeerModel], Peer]:

@@ -40,7 +40,7 @@ class TransformersPeer:
         varlen = varlen_attention(self._device, self._model.dtype)
         packed = varlen is not None and pack_tower(self._model, varlen)
         attention = "torch varlen_attn, packed" if packed else "sdpa"
-        self.about = f"tower attention {attention}; static cache; {_BATCH} conversations at a time"
+        self.about = f"tower attention {attention}, at most {_BATCH} requests at once"
 
     @torch.no_grad()
     def chat(self, conversations: Sequence[Conversation], new_tokens: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from contextlib import contextmanager
@@ -127,6 +128,19 @@ def test_a_packed_tower_gives_the_rows_of_one_segment_at_a_time(checkpoint):
     # One call a layer: windows of 4 x 4 patches, cut at the edges, then the full layer's two pictures.
     assert [call.sum() for call in lengths] == [88, 88]
     assert len(lengths[0]) > len(lengths[1]) == 2
+
+
+def test_torch_s_variable_length_attention_takes_the_call():
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="needs torch from 2.11 on")
+    inspect.signature(varlen.varlen_attn).bind("q", "k", "v", "offsets", "offsets", 64, 64, scale=0.1)
+
+
+def test_a_tower_is_packed_where_that_runs_alone():
+    torch = pytest.importorskip("torch")
+    from peers.packed_attention import varlen_attention
+
+    assert varlen_attention(torch.device("cpu"), torch.bfloat16) is None
+    assert varlen_attention(torch.device("cuda"), torch.float32) is None
 
 
 def _rows(peer, pictures) -> np.ndarray:

@@ -25,6 +25,7 @@ from mmjax.engine.trace import StepTrace
 from mmjax.errors import ConfigError, EngineError, PromptTooLongError, RequestError
 from mmjax.frontend import Frontend, InputOptions, Messages
 from mmjax.inputs.explain import SpanTable, explain_prompt
+from mmjax.inputs.parts import join_rows
 from mmjax.inputs.prompt import PreparedPrompt
 from mmjax.inputs.usage import Usage
 from mmjax.list_calls import answer, answers, params_each, share_out
@@ -246,7 +247,7 @@ class LLM:
         request = self._start(handle, lambda: self.frontend.images(images, inputs), params, embed_only=True)
         if answer(handle).finish_reason != "stop":
             raise EngineError("the engine was closed before all items were encoded")
-        return request.rows
+        return join_rows(request.prompt, request.rows)
 
     def count_tokens(self, messages: Messages, **options: Any) -> Usage:
         """Exact prompt tokens by kind, without decoding pixels or running the model."""

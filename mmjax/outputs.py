@@ -39,6 +39,7 @@ class RequestMetrics:
       prefill: until the prompt's last chunk was dispatched.
       first_token: until the first token was read.
       total: until the request ended.
+      items_encoded, items_cached: a clip that the encoder takes in parts counts as often.
     """
 
     queued: float | None = None

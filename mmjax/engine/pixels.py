@@ -58,7 +58,8 @@ class PixelRestorer:
                 patches[index] = self.restore(request.prompt.items[index])
             except Exception as error:
                 known = isinstance(error, MMJaxError)
-                failure = error if known else RequestError(f"can't be decoded again: {error!r}", item=index)
+                number = request.prompt.items[index].number
+                failure = error if known else RequestError(f"can't be decoded again: {error!r}", item=number)
                 self._post(partial(self._failed, request, failure))
                 return
         self._post(partial(self._restored, request, patches))

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from mmjax.config import EngineConfig, MultimodalConfig
-from mmjax.encoder.buckets import BucketLadder
-from mmjax.encoder.budgets import EncoderBudgets
+from mmjax.encoder.buckets import BucketLadder, EncoderLoad
+from mmjax.encoder.budgets import EncoderBudgets, Readiness
 from mmjax.encoder.scheduler import EncoderSchedulingPolicy, MultimodalItemScheduler
 from mmjax.engine.at_exit import close_at_exit
 from mmjax.engine.engine import Engine
@@ -19,7 +19,10 @@ from mmjax.engine.request import Request
 from mmjax.engine.scheduler import Scheduler
 from mmjax.engine.trace import StepTrace
 from mmjax.errors import EngineError, PromptTooLongError
+from mmjax.inputs.items import ItemPlan
+from mmjax.inputs.parts import in_parts
 from mmjax.inputs.process import patches_again
+from mmjax.inputs.prompt import PreparedPrompt
 
 
 class Service:
@@ -51,7 +54,10 @@ class Service:
         blocks = min(num_blocks, config.block_limit or num_blocks)
         self.pages = PageAllocator(blocks, config.tokens_per_block)
         policy = EncoderSchedulingPolicy(multimodal.encoder_scheduling_policy)
-        self.items = MultimodalItemScheduler(budgets, BucketLadder(encoder.buckets), policy)
+        self._ladder = BucketLadder(encoder.buckets)
+        # Parts of a clip come one after the other: with rows of all items at once, or in one step, nothing is gained.
+        self._streams = budgets.readiness is not Readiness.REQUEST and config.enable_chunked_prefill
+        self.items = MultimodalItemScheduler(budgets, self._ladder, policy)
         self.scheduler = Scheduler(
             config,
             self.pages,
@@ -89,7 +95,18 @@ class Service:
         return self
 
     def submit(self, request: Request) -> None:
+        request.prompt = self.in_parts(request.prompt)
         self.engine.submit(request)
+
+    def in_parts(self, prompt: PreparedPrompt) -> PreparedPrompt:
+        """The prompt as this engine takes it: clips that no encoder call or the row pool could hold are cut."""
+        return in_parts(prompt, self._fits) if self._streams else prompt
+
+    def _fits(self, plan: ItemPlan) -> bool:
+        """Whether one encoder call and the row pool could hold the item."""
+        load = EncoderLoad(1, plan.encoder_tokens, len(plan.contexts), plan.windows, plan.rows)
+        within = load.tokens <= self.budgets.max_num_tokens and load.rows <= self.budgets.capacity_rows
+        return within and self._ladder.fit(load) is not None
 
     def cancel(self, request_id: str) -> None:
         self.engine.cancel(request_id)

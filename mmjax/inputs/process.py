@@ -64,8 +64,9 @@ def planned_item(
 
 def patches_again(item: PromptItem, processor: Processor) -> UInt8[np.ndarray, "P values"]:
     """The item's patches made anew from its source, for an encoder that has to run again."""
-    with _naming(item.index):
-        return _decode(item.source, processor, item.plan.options).process().patches
+    with _naming(item.number):
+        patches = _decode(item.source, processor, item.plan.options).process().patches
+    return patches if item.part is None else patches[item.part.begin : item.part.end]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Int64, UInt8
@@ -45,12 +45,21 @@ class ItemInput:
     embedding: Float[np.ndarray, "R width"] | None = None
 
 
+class ItemPart(NamedTuple):
+    """Patches [begin, end) of the item that a caller knows as number `item`."""
+
+    item: int
+    begin: int
+    end: int
+
+
 @dataclass(eq=False)
 class PromptItem:
     """An item in its place.
 
     Attributes:
       index: in prompt order.
+      part: where it comes from, in a prompt whose items were cut (see `parts`).
       start: prompt position of the first token of its span.
       runs: (position, length) of the positions that belong to it; text inside its span does not.
       digest: 8 signed int32, None if unknown.
@@ -70,6 +79,12 @@ class PromptItem:
     uuid: str | None = None
     source: Any = None
     embedding: Float[np.ndarray, "R width"] | None = None
+    part: ItemPart | None = None
+
+    @property
+    def number(self) -> int:
+        """Which of the caller's items it is, or is a part of."""
+        return self.index if self.part is None else self.part.item
 
     @property
     def end(self) -> int:
@@ -125,7 +140,7 @@ class PreparedPrompt:
     @property
     def warnings(self) -> list[str]:
         """Remarks for the caller: on items, and on what was dropped to fit."""
-        remarks = [f"item {item.index}: {text}" for item in self.items for text in item.plan.warnings]
+        remarks = [f"item {item.number}: {text}" for item in self.items for text in item.plan.warnings]
         return remarks if self.truncation is None else [*remarks, str(self.truncation)]
 
     def runtime(self, past: int, end: int) -> MultimodalRuntimeData:

@@ -14,6 +14,7 @@ from property_world import World
 from mmjax.encoder.step import MultimodalEncoderContractError
 from mmjax.engine.request import Request
 from mmjax.errors import DeviceError, RequestError
+from mmjax.inputs.parts import join_rows
 from mmjax.outputs import RequestOutput
 
 
@@ -138,7 +139,7 @@ def _check_end(run: Run, ask: Ask, output: RequestOutput, tally: Tally) -> None:
 
 
 def _never_fits(run: Run, ask: Ask) -> bool:
-    budgets, items = run.service.budgets, run.world.prompts[ask.prompt].items
+    budgets, items = run.service.budgets, run.service.in_parts(run.world.prompts[ask.prompt]).items
     rows = [item.plan.rows for item in items]
     tokens = [item.plan.encoder_tokens for item in items if item.embedding is None]
     at_once = sum(rows) if run.episode.limits.readiness == "request" else max(rows, default=0)
@@ -176,11 +177,15 @@ def _check_logprobs(world: World, ask: Ask, output: RequestOutput) -> None:
 def _check_rows(world: World, ask: Ask, request: Request, output: RequestOutput) -> None:
     """Rows that were asked for, or as many as came before the request's end."""
     wanted = world.rows(ask.prompt)
-    for got, want in zip(request.rows, wanted, strict=False):
+    if request.rows:
+        got = np.concatenate(request.rows)  # by item, or by part of one
+        want = np.concatenate(wanted)[: len(got)]
         if got.shape != want.shape or not np.allclose(got, want, rtol=0, atol=tolerances.OTHER_LAYOUT):
             raise EpisodeError("rows that are not the reference's")
-    if ask.embed_only and output.finish_reason == "stop" and len(request.rows) != len(wanted):
-        raise EpisodeError(f"rows of {len(request.rows)} items for {len(wanted)}")
+    if ask.embed_only and output.finish_reason == "stop":
+        found = [len(rows) for rows in join_rows(request.prompt, request.rows)]
+        if found != [len(rows) for rows in wanted]:
+            raise EpisodeError(f"rows of items number {found}")
 
 
 def _check_usage(run: Run, ask: Ask, output: RequestOutput) -> None:

@@ -257,7 +257,7 @@ class Run:
     def _submit(self, number: int) -> None:
         """As `LLM` does it."""
         ask, model, service = self.episode.asks[number], self.world.model, self.service
-        prompt, params = self.world.bring(ask.prompt), ask.params
+        prompt, params = service.in_parts(self.world.bring(ask.prompt)), ask.params
         room = max(1, service.max_seq_len - len(prompt.token_ids))
         page = service.tokens_per_block if prompt.reusable and not ask.embed_only else None
         request = Request(

@@ -7,6 +7,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+import tolerances
 from llm_kit import CHECKPOINT, assert_nothing_held, clip, noise, serving, user
 from PIL import Image
 from test_chunks_and_caches import PARAMS, same
@@ -225,18 +226,40 @@ def test_pictures_and_clips_in_any_order(tiny_llm, family, monkeypatch):
 
 
 def test_long_clips_stream_through_a_small_pool(tiny_llm, family):
-    """Three clips through rows for one and a half; a clip larger than the whole pool is refused, not waited for."""
-    clips = [(clip(6, 64, 96, i), {"fps": 3.0}) for i in range(3)]
+    """Three clips through rows for one and a half; then each of them through rows for two of its three steps."""
+    clips = [(clip(6, 64, 96, i), {"fps": 2.0}) for i in range(3)]
+    messages = user("first ", clips[0], "then ", noise(40, 40), clips[1], "and ", clips[2], "what?")
     with serving(tiny_llm(family)) as llm:
-        messages = user("first ", clips[0], "then ", clips[1], "and ", clips[2], "what?")
         cold = llm.chat(messages, PARAMS)
         rows = llm.explain(messages).spans[0].rows
-    small = {"capacity_rows": rows * 3 // 2, "reuse_bytes": 0}
-    with serving(tiny_llm(family), budgets=small, chunk_tokens=8, trace=200) as llm:
+        encoded = llm.encode([MediaPart(Modality.VIDEO, clips[0])])[0]
+    for capacity, parts in ((rows * 3 // 2, 4), (rows * 2 // 3 + 1, 7)):
+        small = {"capacity_rows": capacity, "reuse_bytes": 0}
+        with serving(tiny_llm(family), budgets=small, chunk_tokens=24, trace=300) as llm:
+            out = llm.chat(messages, PARAMS)
+            same(out, cold)
+            assert (out.usage, out.metrics.items_encoded) == (cold.usage, parts)
+            assert max(row.rows_in_use for row in llm.running.engine.trace.rows) <= capacity
+            (again,) = llm.encode([MediaPart(Modality.VIDEO, clips[0])])
+            np.testing.assert_allclose(again, encoded, rtol=0, atol=tolerances.OTHER_LAYOUT)
+            assert_nothing_held(llm)
+
+
+def test_a_clip_with_more_tokens_than_the_encoder_takes_runs_in_parts(tiny_llm, family):
+    messages = film((clip(6, 64, 96), {"fps": 2.0}))
+    with serving(tiny_llm(family)) as llm:
+        cold = llm.chat(messages, PARAMS)
+        steps, height, width = llm.explain(messages).spans[0].grid
+    assert steps == 3
+    tokens = height * width
+    with serving(tiny_llm(family), budgets={"max_num_tokens": tokens}) as llm:
+        out = llm.chat(messages, PARAMS)
+        same(out, cold)
+        assert out.metrics.items_encoded == 3
         same(llm.chat(messages, PARAMS), cold)
-        assert rows <= max(row.rows_in_use for row in llm.running.engine.trace.rows) <= rows * 3 // 2
-        assert_nothing_held(llm)
-    with serving(tiny_llm(family), budgets={"capacity_rows": rows - 1, "reuse_bytes": 0}) as llm:
-        with pytest.raises(RequestError, match=rf"{rows}.*{rows - 1}"):
+        llm.running.call(llm.running.pages.clear)
+        assert llm.chat(messages, PARAMS).metrics.items_cached == 3
+    with serving(tiny_llm(family), budgets={"max_num_tokens": tokens - 1}) as llm:  # a step is never cut
+        with pytest.raises(RequestError, match=rf"needs {3 * tokens} encoder tokens .* maximum {tokens - 1}"):
             llm.chat(messages, PARAMS)
         assert_nothing_held(llm)

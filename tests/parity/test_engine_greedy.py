@@ -101,7 +101,7 @@ def test_a_mixed_batch_answers_as_transformers_does(tiny_llm, judged, family):
 
 
 @pytest.mark.parametrize(("family", "name"), EVERY_TALK)
-def test_the_judge_agrees_with_transformers(tiny_reference, judged, family, name):
+def test_the_judge_agrees_with_transformers(tiny_reference, judged, parity_record, family, name):
     llm, expected = tiny_reference(family), judged(family, name)
     out = llm.chat(TALKS[name].messages(), PARAMS)
     assert out.prompt_token_ids == expected.prompt_ids
@@ -112,6 +112,7 @@ def test_the_judge_agrees_with_transformers(tiny_reference, judged, family, name
     logits = runner.logits(prompt, rows, expected.tokens[:-1])
     np.testing.assert_allclose(logits, expected.logits, rtol=0, atol=tolerances.LOGITS)
     assert np.abs(expected.logits).max() > 1  # far above the tolerance
+    parity_record.difference(family, "logits", logits, expected.logits)
 
 
 @pytest.mark.parametrize(("family", "name"), EVERY_TALK)

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from kernels_pallas.dispatch import choices
+from mmjax.models.family import Family, ModelConfig
+
+OWN = "the family's own"  # attention that is not one of the shared implementations
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Stats:
     """A snapshot of a running engine.
 
     Attributes:
-      device: its name; `attention`: which implementation serves each operation.
+      device: its name; `attention`: which implementation serves each operation, see `attention_in_use`.
       budgets: A to D and what follows from them.
       items: row cache accounting, items encoded and refused, padding of encoder buckets.
       pages: KV pages by state, prefix reuse.
@@ -68,10 +71,14 @@ class Stats:
         return f"<table>{''.join(rows)}</table>"
 
 
-def _attention(cfg: Any, platform: str, page: int) -> dict[str, str]:
+def attention_in_use(family: Family, cfg: ModelConfig, platform: str, page: int) -> dict[str, str]:
+    """The implementation of each operation that the model runs; text that attends by itself is "the family's own"."""
     tower = choices(platform, cfg.dtype, cfg.vision_head_dim)
+    windowed = {"windowed": tower.windowed} if cfg.window_capacity else {}
+    if not family.keeps_keys_and_values(cfg):
+        return {"packed": tower.packed, **windowed, "prefill": OWN, "decode": OWN}
     text = choices(platform, cfg.dtype, cfg.head_dim, page=page, group=cfg.num_heads // cfg.num_kv_heads)
-    return {"packed": tower.packed, "windowed": tower.windowed, "prefill": text.prefill, "decode": text.decode}
+    return {"packed": tower.packed, **windowed, "prefill": text.prefill, "decode": text.decode}
 
 
 def _percentiles(seconds: Collection[float]) -> dict[str, float]:
@@ -86,7 +93,7 @@ def collect_stats(service: Any, cfg: Any, device: Any) -> Stats:
         machine, scheduler, trace = service.machine, service.scheduler, service.engine.trace
         return Stats(
             device=device.device_kind,
-            attention=_attention(cfg, device.platform, service.config.tokens_per_block),
+            attention=attention_in_use(machine.encoder.family, cfg, device.platform, service.config.tokens_per_block),
             budgets=service.budgets.as_dict(),
             items=service.items.stats(),
             pages=service.pages.stats()._asdict(),

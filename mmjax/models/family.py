@@ -154,6 +154,10 @@ class Family:
     state_shapes: Callable[[ModelConfig], tuple[tuple[int, int, int], ...]] = _keys_and_values
     about: About | None = None
 
+    def keeps_keys_and_values(self, cfg: ModelConfig) -> bool:
+        """Whether pages hold nothing else, so that layers attend through `attend`; others attend by themselves."""
+        return self.state_shapes(cfg) == _keys_and_values(cfg)
+
 
 @dataclass(frozen=True)
 class Model:

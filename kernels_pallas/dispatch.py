@@ -46,7 +46,17 @@ HOPPER, AMPERE = (9, 0), (8, 0)
 # context 1024 take that kernel 43 us a layer, the host's look at the prefixes several times that.
 SMALL_PREFILL = 128
 
-_PACKED = {"xla": packed_attention_xla, "cudnn": packed_attention_cudnn}
+
+def _packed_mosaic(q, k, v, cu_seqlens, scale, causal):
+    if causal or len(q) % mosaic.ROW_TILE:
+        other = packed_attention_cudnn if cudnn.available() else packed_attention_xla
+        return other(q, k, v, cu_seqlens, scale, causal)
+    from kernels_pallas.packed_mosaic import packed_attention_mosaic
+
+    return packed_attention_mosaic(q, k, v, cu_seqlens, scale)
+
+
+_PACKED = {"xla": packed_attention_xla, "cudnn": packed_attention_cudnn, "mosaic": _packed_mosaic}
 _WINDOWED = {"xla": window_attention_xla, "cudnn": window_attention_cudnn}
 _PREFILL = {"xla": paged_prefill_xla, "cudnn": paged_prefill_cudnn}
 
@@ -74,7 +84,7 @@ class VisionOps(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """The implementation of each operation: "xla", "cudnn" or, for decode, "mosaic"."""
+    """The implementation of each operation: "xla", "cudnn" or, for packed attention and decode, "mosaic"."""
 
     packed: str = "xla"
     windowed: str = "xla"
@@ -112,8 +122,13 @@ def choose(device: Device, dtype: DTypeLike, head_dim: int, *, page: int = 64, g
         return AttentionChoice()
     private = "cudnn" if cudnn.available() else "xla"
     packed = private if device.compute_capability >= HOPPER else "xla"
-    own = mosaic.available(device.compute_capability) and mosaic.serves_decode(dtype, head_dim, page, group)
-    return AttentionChoice(packed=packed, windowed="cudnn", prefill=packed, decode="mosaic" if own else private)
+    hopper = mosaic.available(device.compute_capability)
+    return AttentionChoice(
+        packed="mosaic" if hopper and mosaic.serves_packed(dtype, head_dim) else packed,
+        windowed="cudnn",
+        prefill=packed,
+        decode="mosaic" if hopper and mosaic.serves_decode(dtype, head_dim, page, group) else private,
+    )
 
 
 def choices(platform: str, dtype: DTypeLike, head_dim: int, *, page: int = 64, group: int = 1) -> AttentionChoice:

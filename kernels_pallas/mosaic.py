@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from importlib import resources
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import DTypeLike
@@ -13,6 +17,8 @@ FIRST, END = (0, 11, 2), (0, 12)
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 # Rows of Hopper's matrix instructions, and so the most query heads a key head may have.
 ROWS = 64
+# Rows of a tile of shared memory: copies to and from it begin at multiples of this.
+ROW_TILE = 8
 # Tokens of a page: a step of the decode kernel reads 64 tokens, or a page if that is more. Two such blocks of keys and
 # two of values have to fit into shared memory.
 PAGES, BLOCK_VALUES = (16, 32, 64, 128), 64 * 256
@@ -28,3 +34,15 @@ def serves_decode(dtype: DTypeLike, head_dim: int, page: int, group: int) -> boo
     half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     fits = max(page, 64) * head_dim <= BLOCK_VALUES and head_dim % 16 == 0
     return half and page in PAGES and fits and group <= ROWS
+
+
+@cache
+def packed_tuning() -> dict[int, dict]:
+    """Sizes of the packed attention kernel by head dim; `chosen` where it was measured to be the fastest there is."""
+    table = json.loads(resources.files("kernels_pallas").joinpath("packed_mosaic.json").read_text())
+    return {row["head_dim"]: row for row in table["head_dims"]}
+
+
+def serves_packed(dtype: DTypeLike, head_dim: int) -> bool:
+    """Whether the packed attention kernel is the fastest for inputs of this kind."""
+    return jnp.dtype(dtype) == jnp.bfloat16 and packed_tuning().get(head_dim, {"chosen": False})["chosen"]

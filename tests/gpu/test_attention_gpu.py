@@ -33,11 +33,10 @@ def check(out, inputs, reference, *rest):
 
 
 @pytest.mark.parametrize(("dtype", "width"), KINDS)
-def test_packed(dtype, width):
-    assert choices("gpu", dtype, width).packed == "cudnn"
+def test_packed_through_cudnn(dtype, width):
     cu = offsets(300, 1, 0, 209, 0)
     inputs = problem(dtype, width, real=510)
-    out = jax.jit(lambda *a: vision_ops("gpu").packed(*a, cu, SCALE / 2))(*inputs)
+    out = jax.jit(lambda *a: attention_cudnn.packed_attention_cudnn(*a, cu, SCALE / 2))(*inputs)
     check(out, inputs, packed_attention_reference, cu, SCALE / 2)
 
 

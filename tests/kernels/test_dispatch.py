@@ -35,7 +35,19 @@ ALL_XLA = AttentionChoice("xla", "xla", "xla", "xla")
 )
 def test_choice(monkeypatch, device, dtype, head_dim, expected):
     monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
+    monkeypatch.setattr(mosaic, "serves_packed", lambda *kind: False)
     assert choose(device, dtype, head_dim) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "head_dim", "packed"),
+    [((0, 11, 2), 80, "mosaic"), ((0, 11, 2), 128, "cudnn"), ((0, 10, 2), 80, "cudnn")],
+)
+def test_packed_depends_on_measurements_and_release(monkeypatch, version, head_dim, packed):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    monkeypatch.setattr(mosaic, "packed_tuning", lambda: {80: {"chosen": True}, 128: {"chosen": False}})
+    choice = choose(HOPPER, "bfloat16", head_dim)
+    assert (choice.packed, choice.prefill) == (packed, "cudnn")
 
 
 @pytest.mark.parametrize(

@@ -74,37 +74,9 @@ def build(
       clip_limits: of families that have clips; they mean nothing here.
     """
     torch.manual_seed(seed)
-    text = {
-        "model_type": "mistral",
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 24,  # not hidden_size / heads, as in published checkpoints
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 2048,
-        "sliding_window": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "bos_token_id": ID["<s>"],
-        "eos_token_id": ID["</s>"],
-        "pad_token_id": ID["<pad>"],
-    }
-    vision = {
-        "model_type": "pixtral",
-        "hidden_size": 32,
-        "intermediate_size": vision_mlp,
-        "num_hidden_layers": vision_depth,
-        "num_attention_heads": 2,
-        "image_size": longest_edge,
-        "patch_size": PATCH[family],
-        "hidden_act": hidden_act,
-        "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4},
-    }
     shared = {
-        "text_config": text,
-        "vision_config": vision,
+        "text_config": text_config(layers, mlp),
+        "vision_config": vision_config(vision_depth, vision_mlp, PATCH[family], longest_edge, hidden_act),
         "image_token_index": ID["[IMG]"],
         "vision_feature_layer": -1,
         "tie_word_embeddings": tie,
@@ -129,6 +101,42 @@ def build(
     model.save_pretrained(path)
     processor.save_pretrained(path)
     return TinyCheckpoint(path, model, processor)
+
+
+def text_config(layers: int, mlp: int) -> dict[str, Any]:
+    """A decoder whose heads are wider than its width divided by their number, as in published checkpoints."""
+    return {
+        "model_type": "mistral",
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 24,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+        "sliding_window": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "bos_token_id": ID["<s>"],
+        "eos_token_id": ID["</s>"],
+        "pad_token_id": ID["<pad>"],
+    }
+
+
+def vision_config(depth: int, mlp: int, patch: int, longest_edge: int, hidden_act: str) -> dict[str, Any]:
+    """The tower."""
+    return {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": mlp,
+        "num_hidden_layers": depth,
+        "num_attention_heads": 2,
+        "image_size": longest_edge,
+        "patch_size": patch,
+        "hidden_act": hidden_act,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4},
+    }
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -33,14 +33,16 @@ def build(
     """Makes and saves a model of `family` with its processor; options as in `tiny.build`.
 
     Args:
+      layers: at least; a layer behind the last deepstack level is added, else nothing would follow from that level.
       video_blocks, max_frames: limits of clips: merge blocks of every frame of a clip of 8 frames or `max_frames`,
         whichever is less.
     """
     torch.manual_seed(seed)
     config_class, model_class = CLASSES[family]
+    vision = vision_config(vision_depth, vision_mlp)
     config = config_class(
-        text_config=text_config(layers, mlp),
-        vision_config=vision_config(vision_depth, vision_mlp),
+        text_config=text_config(max(layers, 1 + len(vision["deepstack_visual_indexes"])), mlp),
+        vision_config=vision,
         tie_word_embeddings=tie,
         **token_ids(),
     )

@@ -42,9 +42,10 @@ def build(
         "mlp_only_layers": [0],
         "decoder_sparse_step": 1,
     }
+    vision = qwen3_vl.vision_config(vision_depth, vision_mlp)
     config = transformers.Qwen3VLMoeConfig(
-        text_config=qwen3_vl.text_config(layers, mlp) | experts,
-        vision_config=qwen3_vl.vision_config(vision_depth, vision_mlp),
+        text_config=qwen3_vl.text_config(max(layers, 1 + len(vision["deepstack_visual_indexes"])), mlp) | experts,
+        vision_config=vision,
         tie_word_embeddings=tie,
         **qwen3_vl.token_ids(),
     )

@@ -18,7 +18,7 @@ MODELS = {
     "qwen2_5_vl": PropertyModel((4, 16), 0.6),
     "qwen2_vl": PropertyModel((8,), 0.3),
     "demo": PropertyModel((16,), 0.1),
-    "deepseek_v4_1": PropertyModel((16,), 0.04),
+    "deepseek_v4_1": PropertyModel((4,), 0.04),
     "hyperclovax": PropertyModel((16,), 0.075),
     "mistral3": PropertyModel((8,), 0.06),
     "pixtral": PropertyModel((16,), 0.06),

@@ -53,7 +53,7 @@ class EncoderRunner:
         self.pool = self._make_pool()
 
     def jobs(self) -> list[Job]:
-        """Compile jobs of every bucket, largest first, and of the pool's doors, but of those that are not compiled."""
+        """Compile jobs of the pool's doors and of every bucket, largest first, as far as they are not compiled yet."""
         shape = jax.ShapeDtypeStruct
         pool, slots, rows = shapes_on(
             self.device,

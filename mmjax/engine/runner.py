@@ -62,6 +62,8 @@ class ModelRunner:
         self._pool_rows = pool_rows
         self._banned = jax.device_put(banned_mask(banned_ids, cfg.vocab_size), device)
         self._prefill_buckets = prefill_ladder(config, device.platform)
+        if not family.keeps_keys_and_values(cfg):  # layers that attend by themselves look for prefixes in any step
+            self._prefill_buckets.pop(False, None)
         self._decode_sizes = decode_ladder(config, device.platform)
         self._prefill: dict[tuple[PrefillBucket, bool], Any] = {}
         self._decode: dict[tuple[int, bool], Any] = {}

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
 import llm_kit
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from mmjax import LLM, SamplingParams
 from mmjax import config as config_module
 from mmjax.config import EngineConfig, decode_ladder, prefill_ladder, resolve_engine
 from mmjax.engine import runner
+from mmjax.loading import open_model
 
 
 def test_sizes_of_an_engine_on_a_gpu():
@@ -73,3 +76,25 @@ def test_the_steps_of_a_gpu_give_the_answers_of_a_cpus(tiny_checkpoint, monkeypa
             assert llm.stats().compiles["since"] == 0
     assert {"decode 4", "decode 4 greedy", "prefill 64", "prefill 64 without prefix"} <= names
     assert answers["gpu"] == answers["cpu"]
+
+
+@pytest.mark.parametrize(("family", "twice"), [("qwen2_vl", True), ("deepseek_v4_1", False)])
+def test_layers_that_attend_by_themselves_have_one_prefill_step_a_size(tiny_checkpoint, monkeypatch, family, twice):
+    """They look for prefixes in every step: one that promises there are none would be the same step again."""
+    monkeypatch.setattr(runner, "prefill_ladder", lambda config, _: prefill_ladder(config, "gpu"))
+    device = jax.devices()[0]
+    model = open_model(tiny_checkpoint(family, **llm_kit.CHECKPOINT).path, dtype="float32", device=device)
+    text = runner.ModelRunner(
+        model.family,
+        model.cfg,
+        model.family.spec(model.cfg)["text"],
+        resolve_engine(llm_kit.ENGINE, "gpu", model.cfg.max_position_embeddings),
+        device=device,
+        pool=lambda: None,
+        pool_rows=1,
+        banned_ids=(),
+    )
+    text.set_num_blocks(1)
+    names = [job.name for job in text.jobs()]
+    assert {"prefill 64", "prefill 128"} <= set(names)
+    assert ("prefill 64 without prefix" in names) == twice

@@ -23,7 +23,7 @@ TOKENS = 6
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "hyperclovax"])
 def test_a_sound_checkpoint_passes_in_both_layouts(tiny_checkpoint, tmp_path, family):
-    path = tiny_checkpoint(family, layers=2, vision_depth=2).path
+    path = tiny_checkpoint(family, layers=3, vision_depth=2).path
     converted = convert(path, tmp_path / "converted", progress=False)
     for directory in (path, converted):
         report = verify(directory, new_tokens=TOKENS, progress=False)
@@ -36,7 +36,7 @@ def test_a_sound_checkpoint_passes_in_both_layouts(tiny_checkpoint, tmp_path, fa
             "pixels",
             "tower rows",
             "fused embeddings",
-            *(f"text layer {i}" for i in range(2)),
+            *(f"text layer {i}" for i in range(3)),
             "logits",
             "greedy tokens",
         ]

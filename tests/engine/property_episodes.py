@@ -119,6 +119,8 @@ def draw_episode(world: World, seed: int) -> Episode:
         rows = limits.rows or _needed_rows(world, asks, limits.readiness)
         blocks = limits.blocks or _needed_tokens(world, asks) // page + 1
         limits = replace(limits, items=1, rows=rows, blocks=blocks, retain=True)
+    if limits.readiness == "chunk" and limits.chunked and seed % 3 == 1:
+        limits = _streamed(world, asks, limits)
     return Episode(page, asks, limits, faults, forget=bool(rng.random() < 0.2), seed=seed)
 
 
@@ -175,6 +177,15 @@ def _draw_limits(world: World, rng: np.random.Generator, page: int, asks: tuple[
         cap=None if rng.random() < 0.6 else int(rng.integers(1, most_tokens + 1)),
         ahead=int(rng.choice([0, 1, 8])),
     )
+
+
+def _streamed(world: World, asks: tuple[Ask, ...], limits: Limits) -> Limits:
+    """Enough for one temporal step of every clip, so that clips run in parts; many a picture is too large."""
+    plans = [item.plan for ask in asks for item in world.prompts[ask.prompt].items if len(item.plan.contexts) > 1]
+    if not plans:
+        return limits
+    tokens = max(plan.contexts[0] for plan in plans)
+    return replace(limits, tokens=tokens, rows=max(plan.rows // len(plan.contexts) for plan in plans))
 
 
 def _needed_tokens(world: World, asks: tuple[Ask, ...]) -> int:

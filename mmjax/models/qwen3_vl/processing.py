@@ -89,7 +89,7 @@ class Qwen3VLProcessor(QwenProcessor):
     def max_tokens_per_item(self) -> dict[Modality, int]:
         """Patches of the largest picture and of the largest clip under the checkpoint's limits.
 
-        Clips of very thin frames may be larger; they run where budget B, which callers can raise, has room for them.
+        Clips of very thin frames may be larger; they run in parts, see `inputs.parts`.
         """
         clip = self.video_settings
         blocks = most_clip_blocks(

@@ -158,8 +158,8 @@ class QwenProcessor:
     def max_tokens_per_item(self) -> dict[Modality, int]:
         """Patches of the largest picture under the checkpoint's limits, and of a clip that is no larger.
 
-        A clip has no limit that an engine could be sized by (768 frames would be a million patches): longer ones run
-        where budget B, which callers can raise, has room for them.
+        A clip has no limit that an engine could be sized by (768 frames would be a million patches): longer ones run in
+        parts, see `inputs.parts`.
         """
         image = self._most_blocks(self.image_settings) * self.geometry.merge**2
         video = self._most_blocks(self.video_settings) * self.geometry.merge**2 * self._most_steps()

@@ -12,7 +12,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
@@ -50,7 +50,7 @@ class Engine:
     Args:
       text, encoder: the runners; `text` is None in an engine that only encodes.
       media: threads that decode items again after a preemption.
-      restore: makes an item's patches anew from its source.
+      restore: makes the patches of an item, or of some parts of one, anew from its source.
       overlap: read a step's tokens after the next step was dispatched.
     """
 
@@ -60,7 +60,7 @@ class Engine:
         text: TextRunner | None,
         encoder: Any,
         media: Executor,
-        restore: Callable[[PromptItem], Any],
+        restore: Callable[[list[PromptItem]], Sequence[Any]],
         *,
         overlap: bool = True,
         trace: StepTrace | None = None,

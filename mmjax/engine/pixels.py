@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from mmjax.engine.request import Request, Status
@@ -18,7 +20,7 @@ class PixelRestorer:
 
     Args:
       media: threads that decode.
-      restore: makes an item's patches anew from its source.
+      restore: makes the patches of an item, or of some parts of one, anew from its source.
       post: leaves a message for the engine's thread, from any other.
       there: told (request id, item) of pixels that can be used again.
       failed: told (request, error) of a request that can't go on.
@@ -27,7 +29,7 @@ class PixelRestorer:
     def __init__(
         self,
         media: Executor,
-        restore: Callable[[PromptItem], Any],
+        restore: Callable[[list[PromptItem]], Sequence[Any]],
         *,
         post: Callable[[Callable[[], None]], object],
         there: Callable[[str, int], None],
@@ -53,12 +55,13 @@ class PixelRestorer:
     def _decode(self, request: Request, indices: list[int]) -> None:
         """In a media thread."""
         patches = {}
-        for index in indices:
+        items = [request.prompt.items[index] for index in sorted(indices)]
+        for number, group in groupby(items, key=attrgetter("number")):
+            parts = list(group)
             try:
-                patches[index] = self.restore(request.prompt.items[index])
+                patches |= zip((part.index for part in parts), self.restore(parts), strict=True)
             except Exception as error:
                 known = isinstance(error, MMJaxError)
-                number = request.prompt.items[index].number
                 failure = error if known else RequestError(f"can't be decoded again: {error!r}", item=number)
                 self._post(partial(self._failed, request, failure))
                 return

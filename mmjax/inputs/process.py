@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +41,8 @@ def media_item(
         processed = decoded.process()
         plan = replace(processed.plan, warnings=decoded.warnings + processed.plan.warnings)
         digest = item_digest(decoded.content, uuid, salt)
-    return ItemInput(plan, processed.patches, digest, uuid, source)
+    clip = decoded.content.metadata if isinstance(decoded.content, VideoData) else None
+    return ItemInput(plan, processed.patches, digest, uuid, source, clip=clip)
 
 
 def planned_item(
@@ -62,11 +63,12 @@ def planned_item(
     return ItemInput(plan, uuid=uuid, source=source)
 
 
-def patches_again(item: PromptItem, processor: Processor) -> UInt8[np.ndarray, "P values"]:
-    """The item's patches made anew from its source, for an encoder that has to run again."""
-    with _naming(item.number):
-        patches = _decode(item.source, processor, item.plan.options).process().patches
-    return patches if item.part is None else patches[item.part.begin : item.part.end]
+def patches_again(items: Sequence[PromptItem], processor: Processor) -> list[UInt8[np.ndarray, "P values"]]:
+    """Patches made anew from their one source, for an encoder that has to run again: of an item, or of parts of one."""
+    first = items[0]
+    with _naming(first.number):
+        patches = _decode(first.source, processor, first.plan.options).process().patches
+    return [patches if item.part is None else patches[item.part.begin : item.part.end] for item in items]
 
 
 @dataclass(frozen=True)

@@ -286,13 +286,14 @@ class Run:
         length = len(self.world.prompts[ask.prompt].token_ids)
         return ask.embed_only or (length < self.service.max_seq_len and (limits.chunked or length <= limits.chunk))
 
-    def _restore(self, item: PromptItem) -> np.ndarray:
+    def _restore(self, items: list[PromptItem]) -> list[np.ndarray]:
         if self.injector.due("restore"):
             raise OSError("injected")
-        patches = patches_again(item, self.world.model.processor)
-        request = next(r for r in self.requests.values() if any(own is item for own in r.prompt.items))
-        self.injector.own(patches, request.id, item)
-        return patches
+        restored = patches_again(items, self.world.model.processor)
+        request = next(r for r in self.requests.values() if any(own is items[0] for own in r.prompt.items))
+        for item, patches in zip(items, restored, strict=True):
+            self.injector.own(patches, request.id, item)
+        return restored
 
     def _check_books(self, batches: list[tuple[int, int]]) -> None:
         """What must be so between any two steps: pages, slots and rows have their owners, limits are kept."""

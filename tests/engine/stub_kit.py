@@ -265,9 +265,9 @@ class StubEngine:
         self.requests: list[Request] = []
         self.idle = False
 
-    def _restore(self, placed: Any) -> np.ndarray:
-        self.restored.append(placed.source)
-        return np.full((placed.plan.encoder_tokens, 1), placed.source)
+    def _restore(self, items: list[Any]) -> list[np.ndarray]:
+        self.restored += [placed.source for placed in items]
+        return [np.full((placed.plan.encoder_tokens, 1), placed.source) for placed in items]
 
     def submit(self, prompt: PreparedPrompt, max_tokens: int = 4, *, embed_only: bool = False) -> Request:
         params, name = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True), f"r{len(self.requests)}"

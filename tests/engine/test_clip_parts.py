@@ -15,6 +15,7 @@ from mmjax.frontend import InputOptions
 from mmjax.inputs.items import Modality
 from mmjax.inputs.parts import in_parts, join_rows
 from mmjax.inputs.process import patches_again
+from mmjax.media import ClipSource
 
 FILM, SHORT = (clip(5, 64, 96, 1), {"fps": 2.0}), (clip(2, 64, 64, 2), {"fps": 2.0})
 MESSAGES = user("see ", noise(64, 96), "and ", FILM, "or ", SHORT, "?")
@@ -51,7 +52,8 @@ def test_parts_make_up_the_clip(whole, steps):
     assert sum(part.plan.windows for part in parts) == clip_item.plan.windows
     for part in parts:
         assert part.plan.rows == len(part.row_positions) == np.count_nonzero(part.plan.span_embed)
-        np.testing.assert_array_equal(patches_again(part, processor), part.patches)
+    for part, again in zip(parts, patches_again(parts, processor), strict=True):
+        np.testing.assert_array_equal(again, part.patches)
     assert len({part.cache_key for part in parts} | {item.cache_key for item in prompt.items}) == len(parts) + 3
     assert (cut.usage, cut.warnings) == (prompt.usage, prompt.warnings)
     assert cut.block_keys(16) == prompt.block_keys(16)
@@ -85,6 +87,21 @@ def test_preempted_clips_are_decoded_and_cut_again(tiny_llm):
     assert max(out.metrics.items_encoded for out in outs) > 3
 
 
+def test_a_cut_clip_is_decoded_again_once(tiny_llm, monkeypatch):
+    """Not once a part: each time brings the pixels of the whole clip."""
+    messages = user(FILM, "and", SHORT, "what?")
+    with serving(tiny_llm()) as llm:
+        expected = llm.chat(messages, LONG).token_ids
+        tokens = llm.frontend.chat(messages, InputOptions(), limit=None).items[0].plan.contexts[0]
+    with serving(tiny_llm(), **NO_REUSE | {"budgets": NO_REUSE["budgets"] | {"max_num_tokens": tokens}}) as llm:
+        decoded, decode = [], ClipSource.decode
+        preempt_at(llm, monkeypatch, {12})
+        handle = llm.submit(messages, LONG)
+        monkeypatch.setattr(ClipSource, "decode", lambda clip, *a: decoded.append(clip.item) or decode(clip, *a))
+        assert handle.result().token_ids == expected
+    assert decoded == [0, 1]
+
+
 def test_an_item_behind_a_cut_clip_keeps_its_number(tiny_llm, monkeypatch):
     """Its pixels are needed once more, and can't be had."""
     messages = user(FILM, noise(64, 96), "what?")
@@ -93,10 +110,10 @@ def test_an_item_behind_a_cut_clip_keeps_its_number(tiny_llm, monkeypatch):
     with serving(tiny_llm(), **NO_REUSE | {"budgets": NO_REUSE["budgets"] | {"max_num_tokens": tokens}}) as llm:
         pixels = llm.running.engine.pixels
 
-        def restore(item, original=pixels.restore):
-            if item.modality is Modality.IMAGE:
+        def restore(items, original=pixels.restore):
+            if items[0].modality is Modality.IMAGE:
                 raise RuntimeError("gone")
-            return original(item)
+            return original(items)
 
         monkeypatch.setattr(pixels, "restore", restore)
         preempt_at(llm, monkeypatch, {12})

@@ -126,10 +126,10 @@ def test_a_picture_that_can_not_be_had_again(tiny_llm, alone, monkeypatch):
     with serving(tiny_llm(), **NO_REUSE) as llm:
         restore = llm.running.engine.pixels.restore
 
-        def broken(item):
-            if item.index == 1:
+        def broken(items):
+            if items[0].index == 1:
                 raise OSError("gone")
-            return restore(item)
+            return restore(items)
 
         monkeypatch.setattr(llm.running.engine.pixels, "restore", broken)
         preempt_at(llm, monkeypatch, {10})
@@ -174,10 +174,10 @@ def test_cancelled_while_its_pixels_are_decoded_again(tiny_llm, monkeypatch):
     with serving(tiny_llm(), **NO_REUSE) as llm:
         restore, handles = llm.running.engine.pixels.restore, []
 
-        def slow(item):
+        def slow(items):
             handles[0].cancel()
             llm.running.call(lambda: None)  # the cancel has been read
-            return restore(item)
+            return restore(items)
 
         monkeypatch.setattr(llm.running.engine.pixels, "restore", slow)
         preempt_at(llm, monkeypatch, {6})

@@ -113,7 +113,7 @@ def test_a_header_is_enough_to_plan():
 def test_patches_can_be_made_again():
     placed = prepared(media_item(picture(), PIXELS, {"max_pixels": 7})).items[0]
     before, placed.patches = placed.patches, None
-    np.testing.assert_array_equal(patches_again(placed, PIXELS), before)
+    np.testing.assert_array_equal(patches_again([placed], PIXELS)[0], before)
 
 
 def test_errors_name_the_item():

@@ -43,13 +43,14 @@ def prepare_prompt(
       limit, truncate: see `fit_prompt`.
 
     Raises:
-      PlaceholderError: placeholders and items differ in number or kind, or positions and rows of an item in number.
+      PlaceholderError: placeholders and items differ in number or kind, or positions and rows of an item in number; or
+        a position without a row holds an id that has no embedding.
       PromptTooLongError: the prompt exceeds `limit`.
     """
     ids = np.asarray(compact_ids, np.int32)
     _check_slots(ids, items, processor)
     for index, item in enumerate(items):
-        _check_plan(index, item)
+        _check_plan(index, item, vocab_size)
     ids = absorb_wrappers(ids, [item.plan for item in items], processor)
     ids, kept, truncation = fit_prompt(ids, [item.plan for item in items], processor, limit, truncate)
     items = [items[index] for index in kept]
@@ -94,7 +95,7 @@ def _check_slots(ids: Int32[np.ndarray, "S"], items: Sequence[ItemInput], proces
             raise PlaceholderError(f"its placeholder stands for {slot}, the item is {modality}", item=index)
 
 
-def _check_plan(index: int, item: ItemInput) -> None:
+def _check_plan(index: int, item: ItemInput, vocab_size: int) -> None:
     plan = item.plan
     slots = int(np.count_nonzero(plan.span_embed))
     if plan.span_embed.shape != plan.span_ids.shape:
@@ -103,6 +104,11 @@ def _check_plan(index: int, item: ItemInput) -> None:
         )
     if slots != plan.rows or slots == 0:
         raise PlaceholderError(f"{slots} prompt positions for {plan.rows} embedding rows", item=index)
+    outside = [token for token in plan.span_ids[~plan.span_embed].tolist() if not 0 <= token < vocab_size]
+    if outside:  # only rows free an id from the table
+        raise PlaceholderError(
+            f"id {outside[0]} of its span takes no row and lies outside the vocabulary of {vocab_size}", item=index
+        )
     if item.embedding is not None and item.embedding.shape[0] != plan.rows:
         raise PlaceholderError(f"{item.embedding.shape[0]} supplied rows for {plan.rows} positions", item=index)
 

@@ -122,6 +122,10 @@ def test_chunks_of_an_image_between_texts():
         (plan_of([PAD] * 3, rows=4), "item 0: 3 prompt positions for 4 embedding rows"),
         (plan_of([PAD, PAD], [False, False], rows=0), "item 0: 0 prompt positions for 0 embedding rows"),
         (replace(block(3), span_embed=np.ones(2, bool)), "item 0: 3 span ids but 2 flags"),
+        (
+            plan_of([SENTINEL, SENTINEL], [True, False]),
+            f"item 0: id {SENTINEL} of its span takes no row and lies outside the vocabulary of {TOY.vocab}",
+        ),
     ],
 )
 def test_positions_and_rows_must_agree(plan, message):

@@ -14,6 +14,7 @@ from transformers import vision_utils
 from mmjax.errors import EngineError
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey, Modality, VideoMetadata
 from mmjax.models.images.packing import window_table
+from mmjax.models.qwen3_vl.packing import pack_with_taps, table_taps
 from mmjax.models.qwen_shared.sizes import count_windows, fewest_blocks, most_blocks, smart_resize
 
 
@@ -97,6 +98,36 @@ def test_windows_hold_every_patch_once(rows, columns, side):
     assert len(table) == count_windows(rows, columns, side)
     assert sorted(table[table >= 0].tolist()) == list(range(4 * rows * columns))
     assert (np.diff((table >= 0).astype(int), axis=1) <= 0).all()  # holes come last
+
+
+def reference_taps(grids: torch.Tensor, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Entries of a position table of `side` x `side` and their weights, int [P, 4] and float32 [P, 4]."""
+    index, weight = vision_utils.get_vision_interpolation_indices_and_weights(
+        grids, num_grid_per_side=side, mode="bilinear", align_corners=True, spatial_merge_size=2
+    )
+    return index.numpy(), weight.numpy()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 5, 48]))
+def test_taps_into_a_table_of_positions(rows, columns, side):
+    taps = table_taps(2 * rows, 2 * columns, 2, side)
+    for ours, theirs in zip(taps, reference_taps(torch.tensor([[1, 2 * rows, 2 * columns]]), side), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_each_item_has_its_own_taps(items):
+    """A picture turned over, which has as many patches, and a clip among them; padding mixes nothing."""
+    mine, batch = items
+    batch = [*batch, mine.image(noise(3, 250, 140, 3), {"min_pixels": 784})]
+    packed = pack_with_taps(batch, bucket(batch, 8, 1), patch_values=3 * 2 * 14 * 14, merge=2, table_side=5)
+    index, weight = reference_taps(torch.tensor([item.plan.grid for item in batch]), 5)
+    real = int(packed.num_patches)
+    assert batch[0].plan.encoder_tokens == batch[-1].plan.encoder_tokens
+    assert len(index) == real == len(packed.patches) - 8
+    np.testing.assert_array_equal(packed.table_index[:real], index)
+    np.testing.assert_array_equal(packed.table_weight[:real], weight)
+    assert not packed.table_weight[real:].any()
 
 
 LIMITS = [(3136, 1003520), (3136, 12845056), (100352, 602112), (3136, 9800), (784, 784), (12544, 12544), (50000, 60000)]

@@ -8,17 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pixels_kit import Config, Vision, assert_image_parity, assert_video_parity, noise, pixel_values
-from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
 from mmjax.errors import CheckpointError, RequestError
 from mmjax.inputs.items import Modality, VideoMetadata
-from mmjax.models.qwen3_vl.packing import table_taps
 from mmjax.models.qwen3_vl.processing import Qwen3VLProcessor
 from mmjax.models.qwen3_vl.sizes import clip_resize, most_clip_blocks
 
@@ -165,18 +162,6 @@ def test_sizes_of_clips(frames, height, width, least, most):
     if min(frames, round(frames / 2) * 2) * rows * columns <= limits["max_pixels"]:
         bound = most_clip_blocks(factor=32, temporal=2, max_pixels=limits["max_pixels"], max_frames=20)
         assert -(-frames // 2) * rows * columns // BLOCK <= bound
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 5, 48]))
-def test_taps_into_the_position_table(rows, columns, side):
-    grid = torch.tensor([[1, 2 * rows, 2 * columns]])
-    index, weight = get_vision_interpolation_indices_and_weights(
-        grid, num_grid_per_side=side, mode="bilinear", align_corners=True, spatial_merge_size=2
-    )
-    taps = table_taps(2 * rows, 2 * columns, 2, side)
-    np.testing.assert_array_equal(taps.index, index.numpy())
-    np.testing.assert_array_equal(taps.weight, weight.numpy())
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------

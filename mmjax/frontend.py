@@ -223,7 +223,7 @@ def data_parts(multi_modal_data: Mapping[str, Any] | None) -> list[MediaPart]:
 
 
 def _clips(items: Sequence[ItemInput]) -> list[VideoMetadata]:
-    return [item.source.metadata for item in items if item.plan.modality is Modality.VIDEO]
+    return [item.clip or item.source.metadata for item in items if item.plan.modality is Modality.VIDEO]
 
 
 def _modality(name: str) -> Modality:

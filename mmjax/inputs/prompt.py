@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Int64, UInt8
 
-from mmjax.inputs.items import ItemPlan, Modality
+from mmjax.inputs.items import ItemPlan, Modality, VideoMetadata
 from mmjax.inputs.kv_key import KeyToken, augment_tokens_for_block_reuse, block_keys
 from mmjax.inputs.params import (
     MultimodalEncoderItemMetadata,
@@ -35,6 +35,7 @@ class ItemInput:
       uuid: the caller's name for it (already part of the digest).
       source: what it can be decoded from again.
       embedding: rows supplied by the caller in place of pixels.
+      clip: of a clip, what decoding found; None before that.
     """
 
     plan: ItemPlan
@@ -43,6 +44,7 @@ class ItemInput:
     uuid: str | None = None
     source: Any = None
     embedding: Float[np.ndarray, "R width"] | None = None
+    clip: VideoMetadata | None = None
 
 
 class ItemPart(NamedTuple):

@@ -6,6 +6,7 @@ Its greedy answers are compared in `test_engine_greedy.py`.
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 
@@ -15,6 +16,7 @@ import pytest
 import tolerances
 import torch
 from llm_kit import CHECKPOINT, build, clip, noise, serving, user
+from PIL import Image
 from qwen_kit import Case, media_of, ours, pack, reference_inputs
 from safetensors.numpy import load_file, save_file
 
@@ -289,6 +291,18 @@ def test_seconds_are_filled_in_as_the_processor_does(timed, given):
     messages = conversation(*given)
     prompt = llm.frontend.chat(messages, InputOptions(), limit=None)
     assert prompt.token_ids.tolist() == reference_ids(processor, messages)
+
+
+def test_seconds_are_those_of_the_frames_that_are_there(timed):
+    """Of seven frames at 25 a second the file ends within the fifth."""
+    frames, file = clip(7, 56, 56), io.BytesIO()
+    first, *others = map(Image.fromarray, frames)
+    first.save(file, "PNG", save_all=True, append_images=others, duration=40)
+    cut, told = file.getvalue()[: int(len(file.getvalue()) * 4.5 / 7)], []
+    for value in (cut, (frames[:4], {"fps": 25.0})):
+        messages = [{"role": "user", "content": [{"type": "video", "video": value}]}]
+        told.append(timed[0].frontend.chat(messages, InputOptions(), limit=None).token_ids.tolist())
+    assert told[0] == told[1]
 
 
 def test_a_typed_mark_is_text(timed):

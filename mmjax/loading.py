@@ -57,7 +57,7 @@ def compute_dtype(asked: str | None, checkpoint: str, device: jax.Device) -> str
 
 
 def open_model(path: str | Path, *, dtype: str | None, device: jax.Device) -> Model:
-    """Reads everything but the weights. Raises CheckpointError for missing files and unknown families."""
+    """Reads everything but the weights. Raises CheckpointError for missing or unusable files and unknown families."""
     from conversion.checkpoint import describe  # the converter is reached from here and from the command line alone
 
     checkpoint = describe(Path(path))
@@ -65,12 +65,18 @@ def open_model(path: str | Path, *, dtype: str | None, device: jax.Device) -> Mo
     family = family_for(hf_config.get("model_type", ""))
     cfg = family.config(hf_config)
     cfg = replace(cfg, dtype=compute_dtype(dtype, cfg.dtype, device))
-    tokenizer = load_tokenizer(checkpoint.path)
+    tokenizer, processor = load_tokenizer(checkpoint.path), family.processor(cfg, checkpoint.path)
+    outside = [token for token in processor.special_ids if not 0 <= token < cfg.vocab_size]
+    if outside:
+        raise CheckpointError(
+            f"{checkpoint.path}: token {outside[0]} stands inside pictures under its own embedding, "
+            f"and the vocabulary of config.json ends at {cfg.vocab_size}"
+        )
     return Model(
         path=checkpoint.path,
         family=family,
         cfg=cfg,
-        processor=family.processor(cfg, checkpoint.path),
+        processor=processor,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(checkpoint.path, hf_config, tokenizer),
     )

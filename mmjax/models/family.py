@@ -60,7 +60,9 @@ class Weight:
 class Processor(Protocol):
     """Host side of a family: pixels in, patches, grids, placeholder ids and positions out. numpy only.
 
-    Optional: `duration_mark` (`inputs.clip_durations`), what the chat template writes for the seconds of a clip.
+    Optional: `duration_mark` (`inputs.clip_durations`), what the chat template writes for the seconds of a clip;
+    `worst_contexts(tokens)` and `max_rows(tokens)`, bounds that the sizes of encoder buckets follow from
+    (`encoder.budgets`).
     """
 
     placeholder_text: Mapping[Modality, str]  # the one token in the chat template that stands for an item

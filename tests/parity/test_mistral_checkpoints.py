@@ -27,6 +27,7 @@ from conversion.orbax_io import convert
 from conversion.verify import render, verify
 from mmjax.errors import CheckpointError
 from mmjax.hf_tokenizer import load_tokenizer
+from mmjax.loading import open_model
 from mmjax.models import registry
 from mmjax.models.pixtral_shared.weights import canonical_name
 
@@ -236,6 +237,16 @@ def load(path):
 def assert_same_bits(got, want) -> None:
     assert jax.tree.structure(got) == jax.tree.structure(want)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b), strict=True), got, want)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_row_ends_must_have_embeddings(tiny_checkpoint, tmp_path, family):
+    """The token of rows alone may lie beyond the vocabulary."""
+    path = shutil.copytree(tiny_checkpoint(family, layers=1, vision_depth=1).path, tmp_path / "small")
+    hf = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(hf | {"text_config": hf["text_config"] | {"vocab_size": ID["[IMG]"]}}))
+    with pytest.raises(CheckpointError, match=rf"token {ID['[IMG_BREAK]']} .* ends at {ID['[IMG]']}"):
+        open_model(path, dtype="float32", device=jax.devices()[0])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -78,6 +78,7 @@ def test_the_published_config():
     assert (cfg.text.mrope_section, cfg.text.rope_theta, cfg.text.deepstack_layers) == ((24, 20, 20), 5e6, (0, 1, 2))
     assert (cfg.vision.head_dim, cfg.vision.mlp_width, cfg.vision.table_side) == (72, 4352, 48)
     assert cfg.window_capacity == 0
+    assert cfg.never_sampled == (151655, 151656, 151652, 151653)
 
 
 def test_a_head_is_tied_at_the_top_level_alone():

@@ -49,7 +49,7 @@ def encode(
 
     x = run_blocks(params, cfg, inputs, pixel_table, block)
     merger = params["merger"]
-    return merge_rows(rms_norm(x, merger["norm"], cfg.vision.norm_eps), merger, cfg.vision.merge)
+    return merge_rows(rms_norm(x, merger["norm"], cfg.vision.norm_eps), merger)
 
 
 # A jitted function inside the jitted tower is traced and lowered once a kind of block, however many call it.

@@ -44,7 +44,7 @@ def encode(
 
     x = run_blocks(params, cfg, inputs, pixel_table, block)
     merger = params["merger"]
-    return merge_rows(layer_norm(x, merger["norm"], merger["norm_bias"], cfg.vision.norm_eps), merger, cfg.vision.merge)
+    return merge_rows(layer_norm(x, merger["norm"], merger["norm_bias"], cfg.vision.norm_eps), merger)
 
 
 # A jitted function inside the jitted tower is traced and lowered once, however many blocks call it.

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
-from mmjax.layers.linear import ACTIVATIONS, gelu, linear
+from mmjax.layers.linear import ACTIVATIONS, linear
 from mmjax.layers.norm import layer_norm
 from mmjax.layers.pixels import pixel_values
 from mmjax.layers.rope import rotary_tables
 from mmjax.models.qwen3_vl.config import Qwen3VLConfig, Qwen3VLVisionConfig
 from mmjax.models.qwen3_vl.vision_inputs import Qwen3VLVisionInputs
-from mmjax.models.qwen_shared.vision import attention
+from mmjax.models.qwen_shared.vision import attention, merge_rows
 from mmjax.models.rotary import axial_pairs
 
 
@@ -90,10 +90,8 @@ def resampled(
 
 
 def _merge(x: Float[Array, "n norm_width"], merger: dict, cfg: Qwen3VLVisionConfig) -> Float[Array, "R out"]:
-    """One embedding row a merge block: norm, then join (patches of width E) or as they come (already joined), MLP."""
-    normed = layer_norm(x, merger["norm"], merger["norm_bias"], cfg.norm_eps)
-    joined = normed.reshape(-1, merger["fc1"].shape[1])
-    return linear(gelu(linear(joined, merger["fc1"], merger["fc1_bias"])), merger["fc2"], merger["fc2_bias"])
+    """One embedding row a merge block; what is joined already is normed as a whole."""
+    return merge_rows(layer_norm(x, merger["norm"], merger["norm_bias"], cfg.norm_eps), merger)
 
 
 # A jitted function inside the jitted tower is traced and lowered once, however many blocks call it.

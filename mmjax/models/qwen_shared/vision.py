@@ -94,7 +94,7 @@ def attention(
     return out.reshape(patches, width)
 
 
-def merge_rows(normed: Float[Array, "P E"], merger: dict, merge: int) -> Float[Array, "R out"]:
-    """Joins the merge**2 patches of each block and maps them to one embedding row."""
-    joined = normed.reshape(len(normed) // merge**2, -1)
+def merge_rows(normed: Float[Array, "n width"], merger: dict) -> Float[Array, "R out"]:
+    """Joins the patches of each merge block, unless they come joined, and maps them to one embedding row."""
+    joined = normed.reshape(-1, merger["fc1"].shape[1])
     return linear(gelu(linear(joined, merger["fc1"], merger["fc1_bias"])), merger["fc2"], merger["fc2_bias"])

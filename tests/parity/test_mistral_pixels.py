@@ -186,6 +186,7 @@ def test_what_is_strongly_shrunk_is_told(pair):
     ("options", "message"),
     [
         ({"max_pixels": 9}, "unknown processor option max_pixels; known are longest_edge, size"),
+        ({"images_kwargs": 9}, "images_kwargs must be a mapping of options, got 9"),
         ({"size": 5}, "size must be"),
         ({"size": {"shortest_edge": 5}}, "size must be"),
         ({"longest_edge": 0}, "longest_edge must be a positive integer, got 0"),

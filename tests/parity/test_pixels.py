@@ -286,6 +286,8 @@ class TestOptions:
         ("options", "message"),
         [
             ({"colour": 1}, "unknown processor option colour"),
+            ({"videos_kwargs": {"colour": 1}}, "unknown processor option colour"),
+            ({"videos_kwargs": "fps"}, "videos_kwargs must be a mapping of options, got 'fps'"),
             ({"max_pixels": 0}, "max_pixels must be a positive integer"),
             ({"min_pixels": 9e3}, "min_pixels must be a positive integer"),
             ({"min_pixels": 50000}, "min_pixels=50000 exceeds max_pixels=28224"),

@@ -324,6 +324,7 @@ def test_usage_counts_rows_and_leaves_times_to_the_text(front):
         (clip(9, 10.0), (64, 64), {"do_sample_frames": False, "max_frames": 8}, "9 frames, more than max_frames=8"),
         (clip(4, 10.0), (64, 64), {"nested_vision_tokens": 1}, "nested_vision_tokens must be true or false, got 1"),
         (clip(4, 10.0), (64, 64), {"colour": 1}, "unknown processor option colour"),
+        (clip(4, 10.0), (64, 64), {"videos_kwargs": [1]}, r"videos_kwargs must be a mapping of options, got \[1\]"),
         (clip(4, 10.0), (64, 64), {"max_pixels": 5 * BLOCK}, "min_pixels=6144 exceeds max_pixels=5120"),
     ],
     ids=str,
@@ -334,6 +335,8 @@ def test_unusable_clips_are_the_callers_fault(ours, metadata, size, options, mes
 
 
 def test_options_resolve_once_and_for_all(ours):
+    flat = {"nested_vision_tokens": False, "videos_kwargs": {"fps": 1}}
+    assert ours.resolve(Modality.VIDEO, flat) == ours.resolve(Modality.VIDEO, flat | {"videos_kwargs": None, "fps": 1})
     for options in ({}, {"fps": 1}, {"num_frames": 8}, {"videos_kwargs": {"nested_vision_tokens": False}}):
         once = ours.resolve(Modality.VIDEO, options)
         assert ours.resolve(Modality.VIDEO, once) == once

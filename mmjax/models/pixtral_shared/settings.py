@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mmjax.errors import CheckpointError, RequestError
+from mmjax.inputs.items import Modality
 from mmjax.models.added_tokens import added_token_ids
 from mmjax.models.images.normalisation import Normalisation
+from mmjax.models.images.request_options import options_for
 from mmjax.models.images.resize import Filter
 from mmjax.models.images.settings_file import SettingsFile, first_of, load_settings
 
@@ -70,10 +72,10 @@ def resolve_image(settings: PixelSettings, options: Mapping[str, Any]) -> dict[s
 
     Raises RequestError for unknown names and unusable values.
     """
-    own = {name: value for name, value in options.items() if name != "images_kwargs" and value is not None}
-    own |= options.get("images_kwargs") or {}
+    own = options_for(Modality.IMAGE, options)
     if unknown := sorted(set(own) - {"longest_edge", "size"}):
         raise RequestError(f"unknown processor option {', '.join(unknown)}; known are longest_edge, size")
+    own = {name: value for name, value in own.items() if value is not None}
     size = own.get("size", {})
     if not isinstance(size, Mapping) or set(size) - {"longest_edge"}:
         raise RequestError(f"processor option size must be {{'longest_edge': pixels}}, got {size!r}")

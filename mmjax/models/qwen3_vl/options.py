@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmjax.errors import RequestError
+from mmjax.inputs.items import Modality
+from mmjax.models.images.request_options import NESTED_NAMES, options_for
 
 NESTED = "nested_vision_tokens"
 
@@ -18,13 +20,10 @@ def take_nested(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
     the default and what transformers does: the template's pair stays around the whole. False: it goes. The time of the
     first step is then tokenised by itself all the same, not together with the text in front of it.
     """
-    rest = dict(options)
-    own = dict(rest.get("videos_kwargs") or {})
-    value = own.pop(NESTED, None)
-    flat = rest.pop(NESTED, None)
-    if "videos_kwargs" in rest:
-        rest["videos_kwargs"] = own
-    value = flat if value is None else value
+    value, clips = options_for(Modality.VIDEO, options).get(NESTED), NESTED_NAMES[Modality.VIDEO]
+    rest = {name: option for name, option in options.items() if name != NESTED}
+    if rest.get(clips):
+        rest[clips] = {name: option for name, option in rest[clips].items() if name != NESTED}
     if value is not None and not isinstance(value, bool):
         raise RequestError(f"processor option {NESTED} must be true or false, got {value!r}")
     return value is not False, rest

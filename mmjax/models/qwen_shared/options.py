@@ -9,9 +9,9 @@ from typing import Any
 
 from mmjax.errors import RequestError
 from mmjax.inputs.items import Modality
+from mmjax.models.images.request_options import options_for
 from mmjax.models.qwen_shared.settings import PixelSettings, VideoSettings
 
-_NESTED = {Modality.IMAGE: "images_kwargs", Modality.VIDEO: "videos_kwargs"}
 _INTEGERS = ("min_pixels", "max_pixels", "num_frames", "min_frames", "max_frames")
 _FLAGS = ("do_sample_frames", "cap_pixels_per_frame")
 _IMAGE = ("min_pixels", "max_pixels", "size")
@@ -51,8 +51,7 @@ def resolve_video(settings: VideoSettings, options: Mapping[str, Any]) -> dict[s
 
 def _given(modality: Modality, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are set and concern `modality`, checked. Names that only clips know are no error for images."""
-    flat = {name: value for name, value in options.items() if name not in _NESTED.values()}
-    own = {**flat, **(options.get(_NESTED[modality]) or {})}
+    own = options_for(modality, options)
     unknown = sorted(set(own) - set(_VIDEO))
     if unknown:
         raise RequestError(f"unknown processor option {', '.join(unknown)}; known are {', '.join(_VIDEO)}")

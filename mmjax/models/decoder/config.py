@@ -99,7 +99,10 @@ def decoder_config(
     hidden, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
     kv_heads = text.integer("num_key_value_heads", heads)
     if heads < 1 or kv_heads < 1 or heads % kv_heads or ("head_dim" not in text and hidden % heads):
-        raise text.error("num_attention_heads", f"{heads} must divide hidden_size {hidden} and by {kv_heads} KV heads")
+        raise text.error(
+            "num_attention_heads",
+            f"{heads} must divide hidden_size {hidden} and be a multiple of num_key_value_heads {kv_heads}",
+        )
     head_dim = text.integer("head_dim", hidden // heads)
     _refuse(text, window_flag)
     theta, section = _rope(text, mrope, features.get("mrope_interleaved", False))

@@ -64,22 +64,24 @@ def check_limits(request_id: str, items: Sequence[EncoderItem], budgets: Encoder
     def refuse(what: str, item: int | None = None) -> RequestError:
         return RequestError(f"Multimodal request {request_id} {what}", request_id=request_id, item=item)
 
-    for i, item in enumerate(items):
+    for place, item in enumerate(items):
+        number = place if item.number is None else item.number
         if item.load.tokens > budgets.max_num_tokens:
             raise refuse(
-                f"needs {item.load.tokens} encoder tokens for item {i}, "
+                f"needs {item.load.tokens} encoder tokens for item {number}, "
                 f"exceeding the effective startup maximum {budgets.max_num_tokens}",
-                i,
+                number,
             )
         if item.load.rows > budgets.capacity_rows:
-            raise refuse(f"needs {item.load.rows} rows for item {i}, the row pool has {budgets.capacity_rows}", i)
+            wanted = f"needs {item.load.rows} rows for item {number}"
+            raise refuse(f"{wanted}, the row pool has {budgets.capacity_rows}", number)
         if item.load.tokens and ladder.fit(item.load) is None:
             top = ladder.buckets[-1]
             raise refuse(
                 f"needs {item.load.contexts} attention contexts, {item.load.windows} window rows and "
-                f"{item.load.rows} rows for item {i}; the largest encoder bucket has {top.key.num_contexts}, "
+                f"{item.load.rows} rows for item {number}; the largest encoder bucket has {top.key.num_contexts}, "
                 f"{top.window_rows} and {top.rows}",
-                i,
+                number,
             )
     needed = sum(item.load.rows for item in items) * budgets.row_bytes
     if budgets.readiness is Readiness.REQUEST and needed > budgets.output_bytes:

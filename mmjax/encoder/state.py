@@ -29,12 +29,14 @@ class EncoderItem(NamedTuple):
       key: content key (modality, 8 hash ints, rows, hash of processor options), None if it can't be shared.
       load: what encoding it takes.
       first, last: the first and last prompt position that takes one of its rows.
+      number: what callers know it by; None: its place among the request's items.
     """
 
     key: CacheKey | None
     load: EncoderLoad
     first: int
     last: int
+    number: int | None = None
 
     @classmethod
     def from_plan(cls, plan: ItemPlan, row_positions: Sequence[int], key: CacheKey | None) -> EncoderItem:

@@ -86,7 +86,7 @@ def fill_rows(row_index: np.ndarray, token_ids: np.ndarray, chunk: Chunk, row_sl
                 raise PlaceholderError(
                     f"{len(slots)} embedding rows for {len(positions)} prompt positions",
                     request_id=chunk.request.id,
-                    item=item.index,
+                    item=item.number,
                 )
             where = positions[first:last] - chunk.begin
             row_index[where] = slots[first:last]

@@ -16,8 +16,10 @@ from mmjax.inputs.prompt import PromptItem
 def encoder_item(item: PromptItem) -> EncoderItem:
     """The item as the second plane sees it; rows that the caller supplied cost no encoder work."""
     if item.embedding is None:
-        return EncoderItem.from_plan(item.plan, item.row_positions, item.cache_key)
-    return EncoderItem.supplied(item.row_positions, item.cache_key)
+        made = EncoderItem.from_plan(item.plan, item.row_positions, item.cache_key)
+    else:
+        made = EncoderItem.supplied(item.row_positions, item.cache_key)
+    return made._replace(number=item.number)
 
 
 class RowReader:

@@ -102,6 +102,19 @@ def test_a_cut_clip_is_decoded_again_once(tiny_llm, monkeypatch):
     assert decoded == [0, 1]
 
 
+def test_an_item_that_never_fits_is_refused_by_its_number(tiny_llm):
+    """Behind a clip in three parts, a clip of which one step is too large."""
+    messages = user(FILM, (clip(2, 128, 256, 2), {"fps": 2.0}), "what?")
+    with serving(tiny_llm()) as llm:
+        tokens = llm.frontend.chat(messages, InputOptions(), limit=None).items[0].plan.contexts[0]
+    with (
+        serving(tiny_llm(), budgets={"max_num_tokens": tokens}) as llm,
+        pytest.raises(RequestError, match="encoder tokens for item 1") as caught,
+    ):
+        llm.chat(messages, LONG)
+    assert caught.value.item == 1
+
+
 def test_an_item_behind_a_cut_clip_keeps_its_number(tiny_llm, monkeypatch):
     """Its pixels are needed once more, and can't be had."""
     messages = user(FILM, noise(64, 96), "what?")

@@ -143,6 +143,8 @@ def test_a_missing_key_is_named():
         ({"num_attention_heads": 30}, "num_attention_heads"),
         ({"hidden_size": "3584"}, "hidden_size"),
         ({"vision_config": FLAT["vision_config"] | {"out_hidden_size": 2048}}, "vision_config.out_hidden_size"),
+        ({"vision_config": FLAT["vision_config"] | {"rope_parameters": {"rope_type": "yarn"}}}, "parameters.rope_type"),
+        ({"vision_config": FLAT["vision_config"] | {"num_heads": 17}}, "vision_config.num_heads 17 must divide"),
     ],
 )
 def test_a_value_that_cannot_be_served_is_named(change, named):

@@ -344,3 +344,7 @@ class TestSettingsFiles:
                 preprocessor_config={"image_std": [0.5, 0.5, 0.5]},
                 video_preprocessor_config={"image_std": [0.25, 0.25, 0.25]},
             )
+
+    def test_a_rate_and_a_number_of_frames_are_refused_together(self, tmp_path):
+        with pytest.raises(CheckpointError, match="fps is 2 and num_frames is 8; only one of them can be set"):
+            processor(tmp_path, preprocessor_config={}, video_preprocessor_config={"fps": 2, "num_frames": 8})

@@ -382,6 +382,15 @@ def test_class_defaults_and_published_files(tmp_path):
     assert bare.normalisation.std == tuple(defaults.image_std)
 
 
+def test_a_number_of_frames_in_the_file_puts_the_class_rate_aside(tmp_path):
+    for rate in ({}, {"fps": None}):
+        own = processor(
+            tmp_path, preprocessor_config=PICTURES, video_preprocessor_config={"num_frames": 8, **rate, **CLIPS}
+        )
+        assert (own.video_settings.num_frames, own.video_settings.fps) == (8, None)
+        assert len(own.sample_frames(clip(30, 10.0), {})) == 8
+
+
 def test_a_clip_needs_a_tokenizer(tmp_path):
     ours = processor(tmp_path, preprocessor_config=PICTURES, video_preprocessor_config=CLIPS)
     assert ours.plan_image(64, 64, {}).rows == 4

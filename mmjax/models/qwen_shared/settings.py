@@ -78,13 +78,19 @@ def read_settings(
     for file in (image, video):
         _check(file, geometry)
     pixels = _pixels(image, 56 * 56, 28 * 28 * 1280)
-    clip = _video(video.with_defaults(clip_defaults), clip_defaults["size"])
+    clip = _video(_with_clip_defaults(video, clip_defaults), clip_defaults["size"])
     if pixels.normalisation != clip.normalisation:
         raise CheckpointError(
             f"{video.name} normalises pixels unlike {image.name}: {clip.normalisation} and {pixels.normalisation}; "
             "one table of byte values must serve both"
         )
     return pixels, clip
+
+
+def _with_clip_defaults(file: SettingsFile, defaults: Mapping[str, Any]) -> SettingsFile:
+    """The file with the class's values for what is missing; a number of frames puts the class's rate aside."""
+    counted = file.positive("num_frames") is not None
+    return file.with_defaults({key: value for key, value in defaults.items() if not (counted and key == "fps")})
 
 
 def _check(file: SettingsFile, geometry: Geometry) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmjax.models.decoder.config import MoeConfig, decoder_config
 from mmjax.models.hf_config import ConfigSection, compute_dtype
-from mmjax.models.qwen_shared.config import QwenConfig, QwenVisionConfig, vision_fields
+from mmjax.models.qwen_shared.config import QwenConfig, QwenVisionConfig, token_fields, vision_fields
 
 HEAD_DIM = 128  # of the text model where the file names none, whatever its width
 
@@ -59,10 +59,7 @@ class Qwen3VLConfig(QwenConfig):
             ),
             vision=vision,
             dtype=compute_dtype(top, text),
-            image_token_id=top.integer("image_token_id"),
-            video_token_id=top.integer("video_token_id"),
-            vision_start_token_id=top.integer("vision_start_token_id"),
-            vision_end_token_id=top.integer("vision_end_token_id"),
+            **token_fields(top),
         )
 
 

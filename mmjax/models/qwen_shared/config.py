@@ -67,11 +67,14 @@ def shared_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "text": decoder_config(text, mrope=True, tie_word_embeddings=tie, window_flag=True, qkv_bias=True),
         "dtype": compute_dtype(top, text),
-        "image_token_id": top.integer("image_token_id"),
-        "video_token_id": top.integer("video_token_id"),
-        "vision_start_token_id": top.integer("vision_start_token_id"),
-        "vision_end_token_id": top.integer("vision_end_token_id"),
+        **token_fields(top),
     }
+
+
+def token_fields(top: ConfigSection) -> dict[str, int]:
+    """The ids of a `QwenConfig`, from the top level of config.json."""
+    kinds = ("image", "video", "vision_start", "vision_end")
+    return {f"{kind}_token_id": top.integer(f"{kind}_token_id") for kind in kinds}
 
 
 def vision_fields(v: ConfigSection, *, width_key: str, out_key: str, text_width: int, act: str) -> dict[str, Any]:

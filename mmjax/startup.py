@@ -229,7 +229,7 @@ def _blocks_left(
     device: jax.Device,
     compile_jobs: Callable[[list[Job]], None],
 ) -> int:
-    """Pages that fit beside weights, rows and the largest temporaries, which don't depend on the number of pages.
+    """Pages that fit beside weights, rows, slots and the largest temporaries, none of which depends on their number.
 
     The encoder's steps know nothing of pages: they are compiled beside this trial, once and for all.
     """
@@ -240,12 +240,13 @@ def _blocks_left(
     temp = max(step.memory_analysis().temp_size_in_bytes for step in steps.values())
     fixed = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     rows = encoder.pool_rows * encoder.cfg.row_width * jnp.dtype(encoder.cfg.dtype).itemsize
-    left = limit * (1 - SLACK) - fixed - rows - temp
+    slots = text.bytes_beside_pages()
+    left = limit * (1 - SLACK) - fixed - rows - slots - temp
     blocks = int(left * config.kv_cache_free_gpu_memory_fraction) // text.bytes_per_block()
     wanted = config.max_batch_size * -(-config.max_seq_len // config.tokens_per_block)
     blocks = min(blocks // BLOCK_GRID, -(-wanted // BLOCK_GRID)) * BLOCK_GRID
     logger.info(
-        "memory: limit %.1f GiB, weights %.1f, rows %.2f, temporaries %.2f, %d KV pages",
-        limit / 2**30, fixed / 2**30, rows / 2**30, temp / 2**30, blocks,
+        "memory: limit %.1f GiB, weights %.1f, rows %.2f, slots %.2f, temporaries %.2f, %d KV pages",
+        limit / 2**30, fixed / 2**30, rows / 2**30, slots / 2**30, temp / 2**30, blocks,
     )  # fmt: skip
     return blocks

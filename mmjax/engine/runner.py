@@ -93,6 +93,11 @@ class ModelRunner:
         values = sum(math.prod(shape) for shape in self.family.state_shapes(self.cfg))
         return values * self.config.tokens_per_block * jnp.dtype(self.cfg.dtype).itemsize
 
+    def bytes_beside_pages(self) -> int:
+        """Bytes of the state's other arrays: what the sampler remembers of each slot."""
+        state = jax.eval_shape(self._fresh_state)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.replace(kv=())))
+
     def allocate(self) -> None:
         """Makes the state's arrays; after a device error, makes them again."""
         self.state = None  # the old ones go first: two sets may not fit

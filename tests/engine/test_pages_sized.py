@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import jax
+import llm_kit
 import numpy as np
 import pytest
 
-from mmjax.config import EngineConfig
+from mmjax import startup
+from mmjax.config import EngineConfig, resolve_engine
+from mmjax.engine.runner import ModelRunner
 from mmjax.errors import ConfigError
+from mmjax.loading import open_model
 from mmjax.startup import BLOCK_GRID, SLACK, _num_blocks
 
-LIMIT, WEIGHTS, ROWS, TEMP, PAGE = 10_000_000, 2_000_000, 64 * 100 * 4, 1_000_000, 1_000
+LIMIT, WEIGHTS, ROWS, SLOTS, TEMP, PAGE = 10_000_000, 2_000_000, 64 * 100 * 4, 300_000, 1_000_000, 1_000
 
 
 class Device(SimpleNamespace):
@@ -31,6 +36,7 @@ def blocks(**knobs) -> int:
     text = SimpleNamespace(
         set_num_blocks=lambda blocks: None,
         bytes_per_block=lambda: PAGE,
+        bytes_beside_pages=lambda: SLOTS,
         jobs=lambda largest_only: [],
         executables=lambda: {"prefill 8": executable(TEMP), "decode 2": executable(10)},
     )
@@ -47,8 +53,47 @@ def blocks(**knobs) -> int:
 
 @pytest.mark.parametrize("fraction", [0.9, 0.5])
 def test_the_share_of_what_is_left(fraction):
-    left = (LIMIT * (1 - SLACK) - WEIGHTS - ROWS - TEMP) * fraction / PAGE
+    left = (LIMIT * (1 - SLACK) - WEIGHTS - ROWS - SLOTS - TEMP) * fraction / PAGE
     assert blocks(kv_cache_free_gpu_memory_fraction=fraction) == int(left) // BLOCK_GRID * BLOCK_GRID
+
+
+def test_what_the_sampler_remembers_takes_memory_too(tiny_checkpoint):
+    """Of each token of the vocabulary a flag and a count, for every sequence, and each sequence's last token."""
+    device = jax.devices()[0]
+    model = open_model(tiny_checkpoint("qwen2_vl", **llm_kit.CHECKPOINT).path, dtype="float32", device=device)
+    config = resolve_engine(llm_kit.ENGINE, "gpu", model.cfg.max_position_embeddings)
+    params = model.family.spec(model.cfg)["text"]
+    text = ModelRunner(
+        model.family, model.cfg, params, config, device=device, pool=lambda: None, pool_rows=1, banned_ids=()
+    )
+    text.set_num_blocks(3)
+    assert text.bytes_beside_pages() == config.max_batch_size * (model.cfg.vocab_size * (1 + 4) + 4)
+    text.allocate()
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(text.state))
+    assert held == text.bytes_beside_pages() + 3 * text.bytes_per_block()
+
+
+def test_the_encoder_is_compiled_once(tiny_checkpoint, monkeypatch):
+    """In the trial that tells what is left; of the text's steps that trial has the largest alone, with few pages."""
+    names, compile_all = [], startup.compile_all
+
+    def noted(jobs, **options):
+        names.append([job.name for job in jobs])
+        compile_all(jobs, **options)
+
+    def sized(text, encoder, params, config, device, compile_jobs):
+        return startup._blocks_left(text, encoder, params, config, Device(), compile_jobs)
+
+    monkeypatch.setattr(startup, "compile_all", noted)
+    monkeypatch.setattr(startup, "_num_blocks", sized)
+    with llm_kit.build(tiny_checkpoint("qwen2_vl", **llm_kit.CHECKPOINT).path) as llm:
+        machine = llm.running.machine
+        assert len(llm.chat(llm_kit.user("hi"), llm_kit.GREEDY).token_ids) == 12
+        trial, rest = names
+        assert machine.text.layout.num_blocks % BLOCK_GRID == 0
+        assert {"prefill 128", "decode 4"} <= set(trial)
+        assert {*trial, *rest} == machine.encoder.executables().keys() | machine.text.executables().keys()
+        assert set(trial) & set(rest) == {"prefill 128", "decode 4"}
 
 
 def test_never_more_than_a_full_batch_needs():
@@ -61,5 +106,5 @@ def test_as_many_as_configured():
 
 
 def test_one_sequence_must_fit():
-    with pytest.raises(ConfigError, match=r"2752 KV pages.*44032 tokens.*max_seq_len is 160000"):
+    with pytest.raises(ConfigError, match=r"2624 KV pages.*41984 tokens.*max_seq_len is 160000"):
         blocks(max_seq_len=160_000, kv_cache_free_gpu_memory_fraction=0.413)

@@ -76,7 +76,7 @@ class Processor(Protocol):
     def plan_image(self, height: int, width: int, options: Mapping[str, Any]) -> ItemPlan: ...
 
     def sample_frames(self, metadata: VideoMetadata, options: Mapping[str, Any]) -> tuple[int, ...]:
-        """Source indices of the frames that the model is to see; `video` takes these, or the whole clip."""
+        """Which of `metadata.frames_indices` the model is to see, in order; `video` takes these, or the whole clip."""
 
     def plan_video(self, metadata: VideoMetadata, height: int, width: int, options: Mapping[str, Any]) -> ItemPlan: ...
 

@@ -14,6 +14,7 @@ from mmjax.models.facts import FamilyFacts, Rotary, Span, TowerAttention, family
 from mmjax.models.registry import FAMILIES
 
 NAMES = [family.name for family in FAMILIES]
+WITHOUT_CLIPS = ("mistral3", "pixtral", "deepseek_v4_1")
 AGAIN = "run pytest tests/parity --record-parity"
 
 
@@ -42,6 +43,8 @@ def test_facts_are_those_of_the_code(facts, parity_record, pytestconfig, name):
     [
         ("qwen2_vl", (Span.WHOLE, True, 4, TowerAttention.FULL, False, Rotary.BLOCKS)),
         ("qwen2_5_vl", (Span.WHOLE, True, 4, TowerAttention.WINDOWS, False, Rotary.BLOCKS)),
+        ("hyperclovax", (Span.WHOLE, True, 4, TowerAttention.WINDOWS, False, Rotary.PLAIN)),
+        ("qwen3_vl", (Span.STEPS, True, 4, TowerAttention.FULL, True, Rotary.INTERLEAVED)),
         ("qwen3_vl_moe", (Span.STEPS, True, 4, TowerAttention.FULL, True, Rotary.INTERLEAVED)),
         ("mistral3", (Span.BREAKS, False, 4, TowerAttention.FULL, False, Rotary.PLAIN)),
         ("pixtral", (Span.BREAKS, False, 1, TowerAttention.FULL, False, Rotary.PLAIN)),
@@ -51,7 +54,7 @@ def test_facts_are_those_of_the_code(facts, parity_record, pytestconfig, name):
 def test_facts_are_told_apart(facts, name, expected):
     found = facts(name)
     assert tuple(vars(found).values())[1:] == expected
-    assert list(found.modalities) == (["image", "video"] if "qwen" in name else ["image"])
+    assert list(found.modalities) == (["image"] if name in WITHOUT_CLIPS else ["image", "video"])
 
 
 def test_every_family_is_recorded_and_none_else():

@@ -59,6 +59,12 @@ def test_expanded_prompts_are_collapsed(ids, plans, compact):
     assert forms(ids, plans)[0] == compact
 
 
+def prepared(prompt, absorbs):
+    plans = {VIDEO_PAD: replace(timed_steps(2, 3), absorbs=absorbs), PAD: block(3)}
+    items = [item_of(plans[token]) for token in prompt if token in plans]
+    return prepare_prompt(np.array(prompt), items, TOY, vocab_size=100)
+
+
 @pytest.mark.parametrize(
     ("ids", "without"),
     [
@@ -67,20 +73,29 @@ def test_expanded_prompts_are_collapsed(ids, plans, compact):
         ([95, 95, VIDEO_PAD, 96, 96], [95, VIDEO_PAD, 96]),
         ([95, VIDEO_PAD, 2], [95, VIDEO_PAD, 2]),  # half a pair is not one
         ([VIDEO_PAD, 96], [VIDEO_PAD, 96]),
+        ([VIDEO_PAD, 96, 95], [VIDEO_PAD, 96, 95]),  # the prompt's end does not stand in front of its start
         ([95, VIDEO_PAD], [95, VIDEO_PAD]),
         ([96, VIDEO_PAD, 95], [96, VIDEO_PAD, 95]),
         ([95, PAD, 96, 95, VIDEO_PAD, 96], [95, PAD, 96, VIDEO_PAD]),  # the picture keeps its own
     ],
 )
 def test_a_span_may_stand_for_the_tokens_around_its_placeholder(ids, without):
-    def prepared(prompt, absorbs):
-        plans = {VIDEO_PAD: replace(timed_steps(2, 3), absorbs=absorbs), PAD: block(3)}
-        items = [item_of(plans[token]) for token in prompt if token in plans]
-        return prepare_prompt(np.array(prompt), items, TOY, vocab_size=100)
-
     absorbed, plain = prepared(ids, (95, 96)), prepared(without, None)
     assert absorbed.token_ids.tolist() == plain.token_ids.tolist()
     assert [item.runs for item in absorbed.items] == [item.runs for item in plain.items]
+
+
+def test_a_token_between_two_placeholders_goes_once():
+    ids = prepared([95, VIDEO_PAD, 95, VIDEO_PAD, 95], (95, 95)).token_ids
+    assert ids.tolist() == prepared([VIDEO_PAD, VIDEO_PAD, 95], None).token_ids.tolist()
+
+
+def test_spans_do_not_share_tokens():
+    """What would be the end of one span and the start of the next is text between two placeholders."""
+    plans = {VIDEO: [plan_of([VIDEO_PAD, 7], [True, False], VIDEO), plan_of([7, VIDEO_PAD], [False, True], VIDEO)]}
+    ids, order = [VIDEO_PAD, 7, VIDEO_PAD], [(VIDEO, 0), (VIDEO, 1)]
+    assert forms(ids, plans) == (ids, order)
+    assert forms([VIDEO_PAD, 7, 7, VIDEO_PAD], plans) == ([VIDEO_PAD, VIDEO_PAD], order)
 
 
 def test_one_row_is_both():

@@ -337,6 +337,7 @@ def test_unusable_clips_are_the_callers_fault(ours, metadata, size, options, mes
 def test_options_resolve_once_and_for_all(ours):
     flat = {"nested_vision_tokens": False, "videos_kwargs": {"fps": 1}}
     assert ours.resolve(Modality.VIDEO, flat) == ours.resolve(Modality.VIDEO, flat | {"videos_kwargs": None, "fps": 1})
+    assert ours.resolve(Modality.VIDEO, {"fps": 1, "videos_kwargs": {"fps": 3}})["fps"] == 3
     for options in ({}, {"fps": 1}, {"num_frames": 8}, {"videos_kwargs": {"nested_vision_tokens": False}}):
         once = ours.resolve(Modality.VIDEO, options)
         assert ours.resolve(Modality.VIDEO, once) == once

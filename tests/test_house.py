@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = [p for room in ("mmjax", "kernels_pallas", "conversion", "peers") for p in (ROOT / room).rglob("*.py")]
 MAX_LINES = 420
+MAX_FUNCTION = 62
 # Rooms that serve every family alike, and what in them may carry a family's name.
 SHARED = [p for p in SOURCES if not {"models", "demo", "bench"} & set(p.relative_to(ROOT).parts)]
 NAMED = {"mmjax/hf_tokenizer.py"}  # an option of transformers
@@ -38,6 +40,16 @@ def test_ruff_is_content(command):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_stay_short(path):
     assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_functions_stay_short():
+    long = {
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= MAX_FUNCTION
+    }
+    assert not long
 
 
 def test_every_source_file_says_what_it_is():

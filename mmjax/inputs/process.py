@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,9 +39,11 @@ def media_item(
     """
     with _naming(source.item):
         decoded = _decode(source, processor, options or {})
-        processed = decoded.process()
+        with ThreadPoolExecutor(1, "mmjax-digest") as beside:  # both let go of the interpreter
+            naming = beside.submit(item_digest, decoded.content, uuid, salt)
+            processed = decoded.process()
+            digest = naming.result()
         plan = replace(processed.plan, warnings=decoded.warnings + processed.plan.warnings)
-        digest = item_digest(decoded.content, uuid, salt)
     clip = decoded.content.metadata if isinstance(decoded.content, VideoData) else None
     return ItemInput(plan, processed.patches, digest, uuid, source, clip=clip)
 

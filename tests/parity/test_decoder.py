@@ -22,9 +22,9 @@ from kernels_pallas.dispatch import reference_attention
 from mmjax.errors import CheckpointError
 from mmjax.models.decoder import text
 from mmjax.models.decoder.config import DecoderConfig, MoeConfig, decoder_config
-from mmjax.models.decoder.vlm import VLMConfig
 from mmjax.models.decoder.weights import text_weights
 from mmjax.models.hf_config import ConfigSection
+from mmjax.models.vlm import VLMConfig
 
 TOKENS = 11
 COMMON = {

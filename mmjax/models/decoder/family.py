@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mmjax.models.decoder import text
-from mmjax.models.decoder.vlm import VLMConfig
 from mmjax.models.family import Family
 from mmjax.models.vision_inputs import vision_input_shapes
+from mmjax.models.vlm import VLMConfig, deepstack_layers
 
 
 def decoder_family(
@@ -34,10 +34,6 @@ def decoder_family(
         "forward": text.forward,
         "layer_outputs": text.layer_outputs,
         "logits": text.logits,
-        "deepstack_layers": _deepstack_layers,
+        "deepstack_layers": deepstack_layers,
     }
     return Family(name=name, model_types=model_types or (name,), **(shared | fields))
-
-
-def _deepstack_layers(cfg: VLMConfig) -> tuple[int, ...]:
-    return cfg.text.deepstack_layers

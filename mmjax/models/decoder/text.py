@@ -16,8 +16,8 @@ from mmjax.layers.moe import moe_mlp
 from mmjax.layers.norm import rms_norm
 from mmjax.layers.rope import apply_rotary, rotary_tables
 from mmjax.models.decoder.config import DecoderConfig
-from mmjax.models.decoder.vlm import VLMConfig
 from mmjax.models.rotary import text_pairs
+from mmjax.models.vlm import VLMConfig
 
 
 def text_spec(cfg: VLMConfig) -> dict:

@@ -17,14 +17,11 @@ from mmjax.models.deepseek_v4_1.processing import DeepseekProcessor
 from mmjax.models.deepseek_v4_1.vision import encode, vision_spec
 from mmjax.models.deepseek_v4_1.weights import canonical_name, weights
 from mmjax.models.family import About, Family
+from mmjax.models.vlm import deepstack_layers
 
 
 def _spec(cfg: DeepseekV41Config) -> dict[str, Any]:
     return {"vision": vision_spec(cfg), "text": text.text_spec(cfg)}
-
-
-def _no_deepstack(cfg: DeepseekV41Config) -> tuple[int, ...]:
-    return ()
 
 
 FAMILY = Family(
@@ -41,7 +38,7 @@ FAMILY = Family(
     layer_outputs=text.layer_outputs,
     logits=text.logits,
     processor=DeepseekProcessor.from_checkpoint,
-    deepstack_layers=_no_deepstack,
+    deepstack_layers=deepstack_layers,
     processor_files=False,
     state_shapes=text.state_shapes,
     about=About(

@@ -10,15 +10,16 @@ from typing import Any
 from mmjax.models.deepseek_v4_1.grid import GridRule
 from mmjax.models.deepseek_v4_1.text_config import DeepseekTextConfig, text_config
 from mmjax.models.hf_config import ConfigSection, compute_dtype
+from mmjax.models.images.normalisation import CHANNELS
+from mmjax.models.vlm import VLMConfig
 
-CHANNELS = 3
 IMAGE_TOKEN_ID = 129264
 LEAST_SPAN = 4
 
 
 @dataclass(frozen=True)
 class DeepseekVisionConfig:
-    """The tower, none if `depth` is 0. `downsample` patches along each side of a cell make one row."""
+    """The tower, none if `depth` is 0. A cell of `merge` x `merge` patches makes one row; learned rows come on top."""
 
     depth: int
     hidden_size: int
@@ -26,7 +27,7 @@ class DeepseekVisionConfig:
     intermediate_size: int
     patch_size: int
     rope_theta: float
-    downsample: int
+    merge: int
     max_image_tokens: int
     min_pixels: int
     max_wh_ratio: float | None
@@ -42,70 +43,16 @@ class DeepseekVisionConfig:
 
     @property
     def grid_rule(self) -> GridRule:
-        return GridRule(self.patch_size, self.downsample, self.max_image_tokens, self.min_pixels, self.max_wh_ratio)
+        return GridRule(self.patch_size, self.merge, self.max_image_tokens, self.min_pixels, self.max_wh_ratio)
 
 
 @dataclass(frozen=True)
-class DeepseekV41Config:
+class DeepseekV41Config(VLMConfig):
     """DeepSeek-V4.1: a tower for still pictures and the DeepSeek-V4 decoder."""
 
     text: DeepseekTextConfig
     vision: DeepseekVisionConfig
-    dtype: str
     image_token_id: int
-
-    @property
-    def vocab_size(self) -> int:
-        return self.text.vocab_size
-
-    @property
-    def hidden_size(self) -> int:
-        return self.text.hidden_size
-
-    @property
-    def row_width(self) -> int:
-        return self.text.hidden_size
-
-    @property
-    def num_layers(self) -> int:
-        return self.text.num_layers
-
-    @property
-    def num_heads(self) -> int:
-        return self.text.num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        return 1
-
-    @property
-    def head_dim(self) -> int:
-        return self.text.head_dim
-
-    @property
-    def position_axes(self) -> int:
-        return 1
-
-    @property
-    def max_position_embeddings(self) -> int:
-        return self.text.max_position_embeddings
-
-    @property
-    def vision_head_dim(self) -> int:
-        return self.vision.head_dim
-
-    @property
-    def merge(self) -> int:
-        """Patches of a whole cell, which makes one embedding row; line breaks and ends come on top."""
-        return self.vision.downsample**2
-
-    @property
-    def patch_values(self) -> int:
-        return self.vision.patch_values
-
-    @property
-    def window_capacity(self) -> int:
-        return 0
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> DeepseekV41Config:
@@ -146,7 +93,7 @@ def _vision_config(v: ConfigSection) -> DeepseekVisionConfig:
         intermediate_size=v.integer("intermediate_size", 2816),
         patch_size=v.integer("patch_size", 14),
         rope_theta=v.number("rope_theta", 10000.0),
-        downsample=v.integer("downsample_ratio", 3),
+        merge=v.integer("downsample_ratio", 3),
         max_image_tokens=span,
         min_pixels=pixels,
         max_wh_ratio=ratio,

@@ -49,7 +49,7 @@ def cell_capacity(bucket: EncoderBucket, side: int) -> int:
 def vision_input_shapes(cfg: DeepseekV41Config, bucket: EncoderBucket) -> DeepseekVisionInputs:
     """Shapes and dtypes of the inputs of one bucket."""
     tokens, contexts = bucket.key
-    side = cfg.vision.downsample
+    side = cfg.vision.merge
     return DeepseekVisionInputs(
         patches=jax.ShapeDtypeStruct((tokens, cfg.patch_values), jnp.uint8),
         num_patches=jax.ShapeDtypeStruct((), jnp.int32),

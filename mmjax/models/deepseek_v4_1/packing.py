@@ -13,15 +13,9 @@ from mmjax.errors import EngineError
 from mmjax.inputs.items import EncoderBucket, ProcessedItem
 from mmjax.models.deepseek_v4_1.grid import Grid
 from mmjax.models.deepseek_v4_1.inputs import END, NEWLINE, START, DeepseekVisionInputs, cell_capacity
+from mmjax.models.images.packing import grid_positions, read_only
 
 _HOLE = -1
-
-
-@lru_cache(maxsize=256)
-def grid_positions(height: int, width: int) -> Int32[np.ndarray, "P 2"]:
-    """Row and column of each patch of a grid, row by row. Read-only."""
-    grid = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), axis=-1)
-    return _read_only(grid.reshape(-1, 2).astype(np.int32))
 
 
 @lru_cache(maxsize=256)
@@ -31,7 +25,7 @@ def cell_table(grid: Grid) -> Int32[np.ndarray, "C patches_of_cell"]:
     table = np.full((grid.rows * side, grid.columns * side), _HOLE, np.int32)
     table[: grid.height, : grid.width] = np.arange(grid.patches, dtype=np.int32).reshape(grid.height, grid.width)
     table = table.reshape(grid.rows, side, grid.columns, side).transpose(0, 2, 1, 3)
-    return _read_only(table.reshape(grid.rows * grid.columns, side**2))
+    return read_only(table.reshape(grid.rows * grid.columns, side**2))
 
 
 def row_table(grid: Grid, first_cell: int, num_cells: int) -> Int32[np.ndarray, "R"]:
@@ -69,7 +63,7 @@ def pack_pictures(
     patch = used_cells = row = 0
     for number, (item, grid) in enumerate(zip(items, grids, strict=True)):
         patches[patch : patch + grid.patches] = item.patches
-        positions[patch : patch + grid.patches] = grid_positions(grid.height, grid.width)
+        positions[patch : patch + grid.patches] = grid_positions(grid.height, grid.width, 1)
         table = cell_table(grid)
         np.copyto(cells[used_cells : used_cells + len(table)], table + np.int32(patch), where=table != _HOLE)
         rows[row : row + grid.span] = row_table(grid, used_cells, num_cells)
@@ -94,9 +88,3 @@ def _check(grids: Sequence[Grid], bucket: EncoderBucket, num_cells: int) -> None
     ):
         if needed > room:
             raise EngineError(f"{len(grids)} pictures need {needed} {name}; the encoder bucket holds {room}")
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    array = np.ascontiguousarray(array)
-    array.flags.writeable = False
-    return array

@@ -9,9 +9,9 @@ from PIL import Image, ImageOps
 
 from mmjax.errors import RequestError
 from mmjax.models.deepseek_v4_1.grid import Grid, GridRule
+from mmjax.models.images.normalisation import CHANNELS
 
 GREY = (127, 127, 127)
-_CHANNELS = 3
 
 
 def fit(
@@ -34,11 +34,11 @@ def fit(
 def patches(rgb: UInt8[np.ndarray, "height width 3"], grid: Grid, rule: GridRule) -> UInt8[np.ndarray, "P values"]:
     """Patches row by row, each laid out (channel, row, column)."""
     pixels = fit(rgb, grid, rule)
-    pixels = pixels.reshape(grid.height, rule.patch, grid.width, rule.patch, _CHANNELS)
+    pixels = pixels.reshape(grid.height, rule.patch, grid.width, rule.patch, CHANNELS)
     return np.ascontiguousarray(pixels.transpose(0, 2, 4, 1, 3)).reshape(grid.patches, -1)
 
 
 def byte_table() -> Float32[np.ndarray, "3 256"]:
     """What the tower sees of each byte: scaled to 0..1, then to -1..1, each operation rounded to float32."""
     values = (np.arange(256, dtype=np.float32) / np.float32(255) - np.float32(0.5)) / np.float32(0.5)
-    return np.tile(values, (_CHANNELS, 1))
+    return np.tile(values, (CHANNELS, 1))

@@ -14,14 +14,16 @@ from jaxtyping import Float32, Int32, UInt8
 from mmjax.errors import CheckpointError, RequestError
 from mmjax.inputs.items import EncoderBucket, ItemPlan, Modality, ProcessedItem, VideoMetadata
 from mmjax.models.added_tokens import added_token_ids
+from mmjax.models.decoder.positions import plain_positions
 from mmjax.models.deepseek_v4_1.config import DeepseekV41Config
 from mmjax.models.deepseek_v4_1.grid import Grid, GridRule, most_rows, plan_grid, worst_grid
 from mmjax.models.deepseek_v4_1.inputs import DeepseekVisionInputs
 from mmjax.models.deepseek_v4_1.packing import pack_pictures
 from mmjax.models.deepseek_v4_1.pixels import byte_table, patches
+from mmjax.models.images.normalisation import CHANNELS
+from mmjax.models.images.patches import check_pixels
 
 PLACEHOLDER = "<｜deepseek_image｜>"
-_CHANNELS = 3
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,7 @@ class DeepseekProcessor:
 
     def image(self, rgb: UInt8[np.ndarray, "height width 3"], options: Mapping[str, Any]) -> ProcessedItem:
         """A picture as patches."""
-        if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[-1] != _CHANNELS:
-            raise RequestError(f"a picture must be uint8 [height, width, 3], got {rgb.dtype} {list(rgb.shape)}")
+        check_pixels("a picture", rgb, ("height", "width"))
         plan = self.plan_image(*rgb.shape[:2], options)
         return ProcessedItem(plan, patches(rgb, Grid(*plan.grid[1:], self.rule.cell), self.rule))
 
@@ -94,7 +95,7 @@ class DeepseekProcessor:
         self, token_ids: Int32[np.ndarray, "S"], spans: Sequence[tuple[int, ItemPlan]]
     ) -> tuple[Int32[np.ndarray, "1 S"], int]:
         """One position a token, pictures or not."""
-        return np.arange(len(token_ids), dtype=np.int32)[None], 0
+        return plain_positions(len(token_ids))
 
     def max_tokens_per_item(self) -> dict[Modality, int]:
         """Patches of the largest picture."""
@@ -118,7 +119,7 @@ class DeepseekProcessor:
 
     def pack(self, items: Sequence[ProcessedItem], bucket: EncoderBucket) -> DeepseekVisionInputs:
         """Freshly made inputs of one encoder call, padded to `bucket`, see `pack_pictures`."""
-        return pack_pictures(items, bucket, patch_values=_CHANNELS * self.rule.patch**2, cell=self.rule.cell)
+        return pack_pictures(items, bucket, patch_values=CHANNELS * self.rule.patch**2, cell=self.rule.cell)
 
 
 def check_placeholder(path: Path, image_token_id: int) -> None:

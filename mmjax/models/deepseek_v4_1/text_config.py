@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mmjax.models.hf_config import ConfigSection
 
@@ -46,6 +46,10 @@ class DeepseekTextConfig:
       routers: of each layer's experts, HASH (by token id) or TOP_K (by score).
       vision_bias: whether TOP_K routers have a bias of their own for image positions.
     """
+
+    num_kv_heads: ClassVar[int] = 1
+    position_axes: ClassVar[int] = 1
+    deepstack_layers: ClassVar[tuple[int, ...]] = ()
 
     vocab_size: int
     hidden_size: int

@@ -13,10 +13,10 @@ from jaxtyping import Array, Float
 from mmjax.layers.linear import gated_mlp, gelu, linear
 from mmjax.layers.pixels import pixel_values
 from mmjax.layers.rope import rotary_tables
+from mmjax.layers.tower_attention import tower_attention
 from mmjax.models.deepseek_v4_1.config import DeepseekV41Config, DeepseekVisionConfig
 from mmjax.models.deepseek_v4_1.inputs import DeepseekVisionInputs
 from mmjax.models.deepseek_v4_1.norms import wide_rms_norm
-from mmjax.models.qwen_shared.vision import attention
 from mmjax.models.rotary import axial_pairs
 
 
@@ -47,7 +47,7 @@ def vision_spec(cfg: DeepseekV41Config) -> dict:
         },
         "norm": norm(width),
         "aligner": {
-            "w1": leaf(text, width * v.downsample**2),
+            "w1": leaf(text, width * v.merge**2),
             "w1_bias": leaf(text),
             "w2": leaf(text, text),
             "w2_bias": leaf(text),
@@ -99,10 +99,7 @@ def _block(
     cfg: DeepseekVisionConfig,
     ops: Any,
 ) -> Float[Array, "P E"]:
-    def attend(q: Array, k: Array, v: Array, scale: float) -> Array:
-        return ops.packed(q, k, v, cu_seqlens, scale)
-
     normed = wide_rms_norm(x, vectors["norm1"], cfg.norm_eps)
-    out = attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, attend)
+    out = tower_attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, ops.packed, cu_seqlens)
     x = x + linear(out, block["o"], vectors["o_bias"])
     return x + gated_mlp(wide_rms_norm(x, vectors["norm2"], cfg.norm_eps), block["gate_up"], block["down"])

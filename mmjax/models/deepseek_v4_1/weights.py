@@ -31,7 +31,7 @@ def tower_weights(cfg: DeepseekV41Config) -> tuple[Weight, ...]:
         "patch_embed": ("vision.patch_embed.proj.weight", (width, v.patch_values)),
         "patch_bias": ("vision.patch_embed.proj.bias", (width,)),
         "norm": ("vision.norm.weight", (width,)),
-        "aligner.w1": ("aligner.w1.weight", (text, width * v.downsample**2)),
+        "aligner.w1": ("aligner.w1.weight", (text, width * v.merge**2)),
         "aligner.w1_bias": ("aligner.w1.bias", (text,)),
         "aligner.w2": ("aligner.w2.weight", (text, text)),
         "aligner.w2_bias": ("aligner.w2.bias", (text,)),

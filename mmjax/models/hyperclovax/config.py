@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmjax.models.decoder.config import DecoderConfig, decoder_config
-from mmjax.models.decoder.vlm import VLMConfig
 from mmjax.models.hf_config import ConfigSection, compute_dtype
 from mmjax.models.qwen2_5_vl.config import Qwen25VLVisionConfig
+from mmjax.models.vlm import VLMConfig
 
 
 @dataclass(frozen=True)

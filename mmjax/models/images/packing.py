@@ -19,7 +19,7 @@ def grid_positions(height: int, width: int, merge: int) -> Int32[np.ndarray, "P 
     """Row and column of each patch of a frame of `height` x `width` patches, in merge-block order. Read-only."""
     grid = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), axis=-1).astype(np.int32)
     blocks = grid.reshape(height // merge, merge, width // merge, merge, 2).transpose(0, 2, 1, 3, 4)
-    return _read_only(blocks.reshape(-1, 2))
+    return read_only(blocks.reshape(-1, 2))
 
 
 @lru_cache(maxsize=256)
@@ -37,7 +37,7 @@ def window_table(height: int, width: int, merge: int, side: int) -> Int32[np.nda
     windows = np.sort(windows, axis=1)
     patches = windows[:, :, None] * merge**2 + np.arange(merge**2, dtype=np.int32)
     patches[windows == last] = -1
-    return _read_only(patches.reshape(down * across, -1))
+    return read_only(patches.reshape(down * across, -1))
 
 
 def pack_items(
@@ -92,7 +92,8 @@ def pack_items(
     )
 
 
-def _read_only(array: np.ndarray) -> np.ndarray:
+def read_only(array: np.ndarray) -> np.ndarray:
+    """The values in a contiguous array that nobody can change, as caches hand out."""
     array = np.ascontiguousarray(array)
     array.flags.writeable = False
     return array

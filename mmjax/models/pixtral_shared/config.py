@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmjax.models.decoder.config import decoder_config
-from mmjax.models.decoder.vlm import VLMConfig
 from mmjax.models.hf_config import ConfigSection, compute_dtype, padded_mlp_width
 from mmjax.models.images.normalisation import CHANNELS
+from mmjax.models.vlm import VLMConfig
 
 # What files leave out has the values of transformers' classes; published checkpoints do leave out sizes.
 _TOWER_DEFAULTS = {

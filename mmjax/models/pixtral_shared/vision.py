@@ -13,7 +13,8 @@ from jaxtyping import Array, Float
 from mmjax.layers.linear import gated_mlp, gelu, linear
 from mmjax.layers.norm import rms_norm
 from mmjax.layers.pixels import pixel_values
-from mmjax.layers.rope import apply_rotary, rotary_tables
+from mmjax.layers.rope import rotary_tables
+from mmjax.layers.tower_attention import tower_attention
 from mmjax.models.pixtral_shared.config import PixtralConfig, PixtralVisionConfig
 from mmjax.models.rotary import alternating_pairs
 from mmjax.models.vision_inputs import VisionInputs
@@ -92,11 +93,8 @@ def _block(
     cfg: PixtralVisionConfig,
     ops: Any,
 ) -> Float[Array, "P E"]:
-    patches, width = x.shape
     normed = rms_norm(x, vectors["attention_norm"], cfg.norm_eps)
-    heads = linear(normed, block["qkv"]).reshape(patches, 3, cfg.num_heads, cfg.head_dim)
-    q, k, v = jnp.moveaxis(heads, 1, 0)
-    out = ops.packed(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v, cu_seqlens, cfg.head_dim**-0.5)
-    x = x + linear(out.reshape(patches, width), block["o"])
+    out = tower_attention(normed, block["qkv"], None, cos, sin, cfg.num_heads, ops.packed, cu_seqlens)
+    x = x + linear(out, block["o"])
     normed = rms_norm(x, vectors["mlp_norm"], cfg.norm_eps)
     return x + gated_mlp(normed, block["gate_up"], block["down"], activation=cfg.hidden_act)

@@ -15,8 +15,9 @@ from jaxtyping import Array, Float
 
 from mmjax.layers.linear import gated_mlp, linear
 from mmjax.layers.norm import rms_norm
+from mmjax.layers.tower_attention import tower_attention
 from mmjax.models.qwen2_5_vl.config import Qwen25VLConfig, Qwen25VLVisionConfig
-from mmjax.models.qwen_shared.vision import attention, merge_rows, run_blocks, tower_spec
+from mmjax.models.qwen_shared.vision import merge_rows, run_blocks, tower_spec
 from mmjax.models.vision_inputs import VisionInputs
 
 
@@ -66,11 +67,9 @@ def _block(
     ops: Any,
     full: bool,
 ) -> Float[Array, "P E"]:
-    def attend(q: Array, k: Array, v: Array, scale: float) -> Array:
-        return (ops.packed if full else ops.windowed)(q, k, v, segments, scale)
-
     normed = rms_norm(x, vectors["norm1"], cfg.norm_eps)
-    out = attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, attend)
+    attend = ops.packed if full else ops.windowed
+    out = tower_attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, attend, segments)
     x = x + linear(out, block["proj"], vectors["proj_bias"])
     normed = rms_norm(x, vectors["norm2"], cfg.norm_eps)
     return x + gated_mlp(

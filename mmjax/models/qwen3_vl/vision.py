@@ -18,9 +18,10 @@ from mmjax.layers.linear import ACTIVATIONS, linear
 from mmjax.layers.norm import layer_norm
 from mmjax.layers.pixels import pixel_values
 from mmjax.layers.rope import rotary_tables
+from mmjax.layers.tower_attention import tower_attention
 from mmjax.models.qwen3_vl.config import Qwen3VLConfig, Qwen3VLVisionConfig
 from mmjax.models.qwen3_vl.vision_inputs import Qwen3VLVisionInputs
-from mmjax.models.qwen_shared.vision import attention, merge_rows
+from mmjax.models.qwen_shared.vision import merge_rows
 from mmjax.models.rotary import axial_pairs
 
 
@@ -107,11 +108,8 @@ def _block(
     cfg: Qwen3VLVisionConfig,
     ops: Any,
 ) -> Float[Array, "P E"]:
-    def attend(q: Array, k: Array, v: Array, scale: float) -> Array:
-        return ops.packed(q, k, v, cu_seqlens, scale)
-
     normed = layer_norm(x, vectors["norm1"], vectors["norm1_bias"], cfg.norm_eps)
-    out = attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, attend)
+    out = tower_attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, ops.packed, cu_seqlens)
     x = x + linear(out, block["proj"], vectors["proj_bias"])
     normed = layer_norm(x, vectors["norm2"], vectors["norm2_bias"], cfg.norm_eps)
     active = ACTIVATIONS[cfg.hidden_act](linear(normed, block["fc1"], vectors["fc1_bias"]))

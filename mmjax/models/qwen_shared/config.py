@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmjax.models.decoder.config import decoder_config
-from mmjax.models.decoder.vlm import VLMConfig
 from mmjax.models.hf_config import ConfigSection, compute_dtype, padded_mlp_width
+from mmjax.models.vlm import VLMConfig
 
 
 @dataclass(frozen=True, kw_only=True)

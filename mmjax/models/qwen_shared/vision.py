@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Qwen vision towers share: all around their blocks, and attention with rotary positions within them."""
+"""What the Qwen vision towers share: all around their blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jaxtyping import Array, Float
 
 from mmjax.layers.linear import gelu, linear
 from mmjax.layers.pixels import pixel_values
-from mmjax.layers.rope import apply_rotary, rotary_tables
+from mmjax.layers.rope import rotary_tables
 from mmjax.models.qwen_shared.config import QwenConfig
 from mmjax.models.rotary import axial_pairs
 from mmjax.models.vision_inputs import VisionInputs
@@ -74,24 +73,6 @@ def run_blocks(
         vectors = {name: stacked[i] for name, stacked in params["vectors"].items()}
         x = block(i, matrices, vectors, x, cos, sin)
     return x
-
-
-def attention(
-    x: Float[Array, "P E"],
-    qkv: Float[Array, "three_E E"],
-    qkv_bias: Float[Array, "three_E"],
-    cos: Float[Array, "P half_D"],
-    sin: Float[Array, "P half_D"],
-    num_heads: int,
-    attend: Any,
-) -> Float[Array, "P E"]:
-    """Bidirectional attention up to its output projection; `attend(q, k, v, scale)` knows who sees whom."""
-    patches, width = x.shape
-    dim = width // num_heads
-    q, k, v = jnp.moveaxis(linear(x, qkv, qkv_bias).reshape(patches, 3, num_heads, dim), 1, 0)
-    # The tables are float32, so the rotation is too.
-    out = attend(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v, dim**-0.5)
-    return out.reshape(patches, width)
 
 
 def merge_rows(normed: Float[Array, "n width"], merger: dict) -> Float[Array, "R out"]:

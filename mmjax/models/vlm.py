@@ -1,12 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Config of a model with a tower and the shared decoder: what the engine asks of it, answered from the two parts."""
+"""Config of a model with a tower and a decoder: what the engine asks of it, answered from the two parts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from mmjax.models.decoder.config import DecoderConfig
+
+class TextConfig(Protocol):
+    """What a decoder's frozen config tells `VLMConfig`."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    position_axes: int
+    max_position_embeddings: int
+    deepstack_layers: tuple[int, ...]  # after which a level of an embedding row is added
 
 
 class TowerConfig(Protocol):
@@ -19,9 +31,9 @@ class TowerConfig(Protocol):
 
 @dataclass(frozen=True)
 class VLMConfig:
-    """The part of `ModelConfig` that follows from the decoder and the tower; families add their `vision` config."""
+    """The part of `ModelConfig` that follows from the decoder and the tower; families say what these are."""
 
-    text: DecoderConfig
+    text: TextConfig
     vision: TowerConfig
     dtype: str
 
@@ -77,3 +89,8 @@ class VLMConfig:
     @property
     def window_capacity(self) -> int:
         return 0
+
+
+def deepstack_layers(cfg: VLMConfig) -> tuple[int, ...]:
+    """Decoder layers after which level 0, 1, ... of the embedding rows is added."""
+    return cfg.text.deepstack_layers

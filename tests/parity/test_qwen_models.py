@@ -221,7 +221,7 @@ def test_gradients_reach_every_parameter(tiny_checkpoint, family):
         ids = jnp.where(row_index < len(rows), 0, 3)
         hidden, deepstack = gather_embeds(params["text"]["embed"], ids, rows, row_index)
         positions = jnp.tile(jnp.arange(len(ids)), (3, 1))
-        rest = (((),) * 2, None, reference_attention(), deepstack)
+        rest = (((),) * ours.cfg.num_layers, None, reference_attention(), deepstack)
         hidden, _ = ours.family.forward(params["text"], ours.cfg, hidden, positions, *rest)
         return jnp.square(ours.family.logits(params["text"], ours.cfg, hidden)).mean()
 

@@ -48,6 +48,15 @@ class InputOptions:
     mm_processor_kwargs: Mapping[str, Any] | None = None
     truncate: str | None = None
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> InputOptions:
+        """From a call's keyword arguments. Raises TypeError for one that is unknown."""
+        known = cls.__dataclass_fields__
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        return cls(**options)
+
 
 class Frontend:
     """Prepares prompts for one model. Methods may run in any thread but the media threads, which they wait for."""

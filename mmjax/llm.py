@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mmjax.async_calls import parts_of
 from mmjax.config import EngineConfig, MultimodalConfig
 from mmjax.engine.detokenizer import Detokenizer
 from mmjax.engine.handle import Handle, Stream
@@ -36,8 +36,6 @@ from mmjax.reference.engine import ReferenceEngine
 from mmjax.sampling_params import SamplingParams
 from mmjax.startup import start_engine
 from mmjax.stats import Stats, collect_stats
-
-_INPUT_OPTIONS = frozenset(InputOptions.__dataclass_fields__)
 
 # Few steps to compile, so that the demo starts quickly; enough for its largest pictures and clips.
 _DEMO = {
@@ -150,7 +148,7 @@ class LLM:
         if _is_conversation(messages):
             return answer(self.submit(messages, params, **options))
         limit = self._prompt_limit()
-        every = [_input_options(own) for own in share_out(options, len(messages))]
+        every = [InputOptions.of(own) for own in share_out(options, len(messages))]
         prompts = [
             partial(self.frontend.chat, conversation, own, limit=limit)
             for conversation, own in zip(messages, every, strict=True)
@@ -171,14 +169,14 @@ class LLM:
           multi_modal_data: {"image": [...], "video": [...]}, in the order of their placeholders.
         """
         if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int | np.integer)):
-            handle, inputs, limit = self._handle(), _input_options(options), self._prompt_limit()
+            handle, inputs, limit = self._handle(), InputOptions.of(options), self._prompt_limit()
             self._start(handle, lambda: self.frontend.prompt(prompt, multi_modal_data, inputs, limit=limit), params)
             return answer(handle)
         data = multi_modal_data if isinstance(multi_modal_data, Sequence) else [multi_modal_data] * len(prompt)
         if len(data) != len(prompt):
             raise RequestError(f"{len(data)} entries of multi_modal_data for {len(prompt)} prompts")
         limit = self._prompt_limit()
-        every = [_input_options(own) for own in share_out(options, len(prompt))]
+        every = [InputOptions.of(own) for own in share_out(options, len(prompt))]
         prompts = [
             partial(self.frontend.prompt, one, own_data, own, limit=limit)
             for one, own_data, own in zip(prompt, data, every, strict=True)
@@ -191,13 +189,13 @@ class LLM:
 
     def submit(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Handle:
         """Decodes a conversation's media, queues it and returns its handle, without waiting for the answer."""
-        handle, inputs, limit = self._handle(), _input_options(options), self._prompt_limit()
+        handle, inputs, limit = self._handle(), InputOptions.of(options), self._prompt_limit()
         self._start(handle, lambda: self.frontend.chat(messages, inputs, limit=limit), params)
         return handle
 
     async def achat(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> RequestOutput:
         """`chat` of one conversation for coroutines; cancelling the task cancels the request."""
-        async with aclosing(self._parts(messages, params, options)) as parts:
+        async with aclosing(parts_of(partial(self.submit, messages, params, **options))) as parts:
             *_, output = [part async for part in parts]
         return output
 
@@ -205,32 +203,10 @@ class LLM:
         self, messages: Messages, params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[Delta]:
         """`stream` for coroutines."""
-        async with aclosing(self._parts(messages, params, options)) as parts:
+        async with aclosing(parts_of(partial(self.submit, messages, params, **options))) as parts:
             async for part in parts:
                 if isinstance(part, Delta):
                     yield part
-
-    async def _parts(
-        self, messages: Messages, params: SamplingParams | None, options: dict[str, Any]
-    ) -> AsyncIterator[Delta | RequestOutput]:
-        """Deltas and, last, the output. Raises the request's error; whoever leaves early cancels the request."""
-        submitting = asyncio.ensure_future(asyncio.to_thread(self.submit, messages, params, **options))
-        try:
-            handle = await asyncio.shield(submitting)
-        except asyncio.CancelledError:
-            submitting.add_done_callback(_cancel_submitted)
-            raise
-        loop, parts = asyncio.get_running_loop(), asyncio.Queue()
-        handle.subscribe(lambda part: loop.call_soon_threadsafe(parts.put_nowait, part))
-        try:
-            part = None
-            while not isinstance(part, RequestOutput):
-                part = await parts.get()
-                if isinstance(part, RequestOutput) and part.error is not None:
-                    raise part.error
-                yield part
-        finally:
-            handle.cancel()
 
     # ---- embeddings, counts, explanations -------------------------------------------------------------------------
 
@@ -242,7 +218,7 @@ class LLM:
         """
         if len(images) == 0:
             return []
-        handle, inputs = self._handle(), _input_options(options)
+        handle, inputs = self._handle(), InputOptions.of(options)
         params = SamplingParams(max_tokens=1)
         request = self._start(handle, lambda: self.frontend.images(images, inputs), params, embed_only=True)
         if answer(handle).finish_reason != "stop":
@@ -251,11 +227,11 @@ class LLM:
 
     def count_tokens(self, messages: Messages, **options: Any) -> Usage:
         """Exact prompt tokens by kind, without decoding pixels or running the model."""
-        return self.frontend.chat(messages, _input_options(options), limit=None, pixels=False).usage
+        return self.frontend.chat(messages, InputOptions.of(options), limit=None, pixels=False).usage
 
     def explain(self, messages: Messages, **options: Any) -> SpanTable:
         """A table of the conversation's items: positions, rows, grid, hash. Prints as text, renders in notebooks."""
-        return explain_prompt(self.frontend.chat(messages, _input_options(options), limit=None))
+        return explain_prompt(self.frontend.chat(messages, InputOptions.of(options), limit=None))
 
     # ---- state ----------------------------------------------------------------------------------------------------
 
@@ -381,19 +357,6 @@ def _is_conversation(messages: Any) -> bool:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         return True
     return len(messages) > 0 and isinstance(messages[0], Mapping)
-
-
-def _cancel_submitted(submitting: asyncio.Future[Handle]) -> None:
-    """A request whose caller gave up while it was being submitted."""
-    if not submitting.cancelled() and submitting.exception() is None:
-        submitting.result().cancel()
-
-
-def _input_options(options: Mapping[str, Any]) -> InputOptions:
-    unknown = sorted(set(options) - _INPUT_OPTIONS)
-    if unknown:
-        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(_INPUT_OPTIONS))}")
-    return InputOptions(**options)
 
 
 def _checked(params: SamplingParams | None) -> SamplingParams:

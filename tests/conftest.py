@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
@@ -25,6 +26,18 @@ with contextlib.suppress(ConfigError):  # without torch, tests against transform
     make_torchvision_importable()
 # Full float32 matrix products everywhere: accelerators would round the operands, and tests compare to 1e-5.
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+_MOST_MAPPINGS = 24_000  # a process may have 65,530; past that XLA's compiler crashes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _bounded_mappings():
+    """Lets go of functions that earlier tests compiled before their code fills the process' table of mappings."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > _MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 def pytest_addoption(parser):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,12 +44,15 @@ class EncoderRunner:
         self._encode: dict[EncoderBucket, Any] = {}
         self._copies: dict[str, Any] = {}
         self.pool: jax.Array | None = None
-        shape, sharding = (pool_rows, cfg.row_width), jax.sharding.SingleDeviceSharding(device)
-        self._make_pool = jax.jit(lambda: jnp.zeros(shape, cfg.dtype), out_shardings=sharding)
+        self._make_pool: Callable[[], jax.Array] | None = None
 
     def allocate(self) -> None:
         """Makes the pool; after a device error, makes it again."""
         self.pool = None  # the old one goes first: two may not fit
+        if self._make_pool is None:
+            shape, sharding = (self.pool_rows, self.cfg.row_width), jax.sharding.SingleDeviceSharding(self.device)
+            make = jax.jit(lambda: jnp.zeros(shape, self.cfg.dtype), out_shardings=sharding)
+            self._make_pool = make.lower().compile()
         self.pool = self._make_pool()
 
     def jobs(self) -> list[Job]:

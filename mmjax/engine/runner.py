@@ -85,8 +85,7 @@ class ModelRunner:
             pool_rows=self._pool_rows,
             axes=self.cfg.position_axes,
         )
-        sharding = jax.sharding.SingleDeviceSharding(self.device)
-        self._make_state = jax.jit(self._fresh_state, out_shardings=sharding)
+        self._make_state = None
 
     def bytes_per_block(self) -> int:
         """Bytes of one KV page over all layers."""
@@ -101,6 +100,9 @@ class ModelRunner:
     def allocate(self) -> None:
         """Makes the state's arrays; after a device error, makes them again."""
         self.state = None  # the old ones go first: two sets may not fit
+        if self._make_state is None:
+            sharding = jax.sharding.SingleDeviceSharding(self.device)
+            self._make_state = jax.jit(self._fresh_state, out_shardings=sharding).lower().compile()
         self.state = self._make_state()
 
     def _fresh_state(self) -> EngineState:

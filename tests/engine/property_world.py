@@ -88,6 +88,11 @@ class World:
         items = [replace(item, patches=None if item.patches is None else item.patches.view()) for item in prompt.items]
         return replace(prompt, items=items)
 
+    def release(self) -> None:
+        """Lets go of the machines' arrays and executables."""
+        for machine in self.machines.values():
+            machine.release()
+
     def poison(self, page: int) -> None:
         """NaN in every page and row of a machine, so that nothing can live on what an earlier engine left behind."""
         machine = self.machines[page]

@@ -42,8 +42,8 @@ __all__ = [
 ]
 
 HOPPER, AMPERE = (9, 0), (8, 0)
-# Tokens of the largest prefill step that runs through the decode kernel where its sequences have prefixes: 64 rows of
-# context 1024 take that kernel 43 us a layer, the host's look at the prefixes several times that.
+# Tokens of the largest prefill step that runs through the decode kernel where its sequences have prefixes. 64 rows of
+# context 1024 take that kernel 43 us a layer; the whole step of 58 tokens that this replaced took 16 ms for 28 layers.
 SMALL_PREFILL = 128
 
 

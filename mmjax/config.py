@@ -175,8 +175,7 @@ ENCODER_TOKENS = {"cpu": 2048, "gpu": 8192}
 _DEFAULTS = {"cpu": (8, 512, 4096, 4), "gpu": (256, 8192, 32768, 32)}
 
 
-# Sequences of a GPU's smallest decode step: a step of 16 takes 4.9 ms where one of 1 takes 5.8 (7B sizes on an H200),
-# because matrix products of a few rows are the library's slowest.
+# Sequences of a GPU's smallest decode step: a step of 16 took 4.9 ms where one of 1 took 5.8 (7B sizes on an H200).
 GPU_DECODE_FLOOR = 16
 
 # Largest prefill step that a GPU has without a look for prefixes too.

@@ -9,10 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmjax.bench.sizes import PROCESSORS, SIZES
-from mmjax.bench.subject import Subject
 from mmjax.demo import checkpoint_path
+
+if TYPE_CHECKING:
+    from mmjax.bench.subject import Subject
 
 _ARCHITECTURES = {
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
@@ -33,7 +36,7 @@ def checkpoint_folder(subject: Subject) -> Iterator[Path]:
 
 
 def write_published(size: str, folder: Path) -> None:
-    """Config and processor settings of the size; tokenizer, template and token ids of the demo, as in `Subject`."""
+    """Config and processor settings of the size; tokenizer, template and token ids of the demo."""
     demo, config = checkpoint_path(), SIZES[size]
     family, vision = config["model_type"], config["vision_config"]
     ids = {key: value for key, value in _read(demo / "config.json").items() if key.endswith("_token_id")}

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from mmjax.bench.floors import Ceilings
-from mmjax.bench.sizes import PROCESSORS, SIZES
+from mmjax.bench.published import write_published
+from mmjax.bench.sizes import SIZES
 from mmjax.compilation import Job, compile_all, use_persistent_cache
 from mmjax.demo import checkpoint_path
 from mmjax.loading import compute_dtype, device_for, load_params, open_model
@@ -80,14 +81,11 @@ def noise(side: int, rng: np.random.Generator) -> np.ndarray:
 def _published(name: str, dtype: str | None, device: jax.Device) -> Model:
     """Sizes of the published model, with the demo's tokenizer and template: its ids lie in any vocabulary."""
     demo = open_model(checkpoint_path(), dtype=None, device=device)
-    config = json.loads((checkpoint_path() / "config.json").read_text())
-    ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
-    hf_config = SIZES[name] | ids
-    family = family_for(hf_config["model_type"])
-    cfg = family.config(hf_config)
-    cfg = replace(cfg, dtype=compute_dtype(dtype, cfg.dtype, device))
-    with tempfile.TemporaryDirectory() as folder:
-        settings = json.dumps(PROCESSORS[hf_config["model_type"]])
-        (Path(folder) / "preprocessor_config.json").write_text(settings)
+    with tempfile.TemporaryDirectory(prefix="mmjax-bench-") as folder:
+        write_published(name, Path(folder))
+        hf_config = json.loads((Path(folder) / "config.json").read_text())
+        family = family_for(hf_config["model_type"])
+        cfg = family.config(hf_config)
+        cfg = replace(cfg, dtype=compute_dtype(dtype, cfg.dtype, device))
         processor = family.processor(cfg, Path(folder))
     return replace(demo, family=family, cfg=cfg, processor=processor)

@@ -108,6 +108,9 @@ def test_a_clip_waits_for_its_rows_and_not_for_its_words(tiny_llm):
     for chunk in (first_row - 1, first_row, first_row + 1):
         with serving(tiny_llm("qwen3_vl"), chunk_tokens=chunk, enable_block_reuse=False, trace=50) as llm:
             same(llm.chat(messages, PARAMS), cold)
+            first = llm.trace.rows[0]
+            assert [(begin, end) for _, begin, end in first.chunks] == [(0, chunk)]
+            assert len(first.items) + first.hits == (chunk > first_row)
 
 
 def test_a_prompt_is_never_cut_inside_a_clip(llm):

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from mmjax import LLM, SamplingParams
 from mmjax import config as config_module
+from mmjax.bench.subject import Subject
+from mmjax.bucket_sizes import sizes_that_reach
 from mmjax.config import EngineConfig, decode_ladder, prefill_ladder, resolve_engine
 from mmjax.engine import runner
 from mmjax.loading import open_model
@@ -29,6 +31,24 @@ def test_sizes_of_an_engine_on_a_gpu():
     assert prefill[False] == prefill[True][:8]
     assert decode_ladder(config, "gpu") == {True: (16, 32, 64, 128, 256), False: (16, 64, 256)}
     assert decode_ladder(config, "cpu") == {False: (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+
+
+def test_padding_is_small_on_a_mix_of_photos():
+    """Patches of photos from 0.1 to 12 megapixels, up to 8 in a batch of 8,192 patches, larger ones alone."""
+    rng, batches = np.random.default_rng(0), []
+    processor = Subject("qwen2.5-vl-7b", None).model.processor
+    for _ in range(2000):
+        batches.append(0)
+        for _ in range(rng.choice([1, 1, 1, 1, 2, 3, 4, 8])):
+            area, aspect = np.exp(rng.uniform(np.log(1e5), np.log(12e6))), np.exp(rng.normal(0, 0.35))
+            tokens = processor.plan_image(int((area * aspect) ** 0.5), int((area / aspect) ** 0.5), {}).encoder_tokens
+            if batches[-1] and batches[-1] + tokens > 8192:
+                batches.append(0)
+            batches[-1] += tokens
+    ladder = np.array(sizes_that_reach(max(batches), 256))
+    padded = ladder[np.searchsorted(ladder, batches)].sum()
+    assert 1 - sum(batches) / padded < 0.12
+    assert len(ladder) <= 21
 
 
 @given(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmjax.models.decoder.text import embed
 from mmjax.models.deepseek_v4_1 import text
 from mmjax.models.deepseek_v4_1.config import DeepseekV41Config
 from mmjax.models.deepseek_v4_1.inputs import vision_input_shapes
@@ -33,7 +34,7 @@ FAMILY = Family(
     canonical_name=canonical_name,
     vision_inputs=vision_input_shapes,
     encode=encode,
-    embed=text.embed,
+    embed=embed,
     forward=text.forward,
     layer_outputs=text.layer_outputs,
     logits=text.logits,

@@ -96,11 +96,6 @@ def state_shapes(cfg: DeepseekV41Config) -> tuple[tuple[int, int, int], ...]:
     return tuple((1, 1, state_width(cfg.text, kind)) for kind in cfg.text.layer_kinds)
 
 
-def embed(params: dict, cfg: DeepseekV41Config, ids: Int[Array, "T"]) -> Float[Array, "T E"]:
-    """Token embeddings; ids lie in the vocabulary."""
-    return jnp.take(params["embed"], ids, axis=0, mode="clip")
-
-
 def layer_outputs(
     params: dict,
     cfg: DeepseekV41Config,

@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import jax
 from jaxtyping import Array, Float
 
-from mmjax.layers.linear import ACTIVATIONS, linear
 from mmjax.layers.norm import layer_norm
-from mmjax.layers.tower_attention import tower_attention
 from mmjax.models.qwen2_vl.config import Qwen2VLConfig
-from mmjax.models.qwen_shared.config import QwenVisionConfig
-from mmjax.models.qwen_shared.vision import merge_rows, run_blocks, tower_spec
+from mmjax.models.qwen_shared.vision import layer_norm_block, merge_rows, run_blocks, tower_spec
 from mmjax.models.vision_inputs import VisionInputs
 
 
@@ -41,29 +36,8 @@ def encode(
     """
 
     def block(_index: int, *arrays: Any) -> Array:
-        return _block(*arrays, inputs.cu_seqlens, cfg=cfg.vision, ops=ops)
+        return layer_norm_block(*arrays, inputs.cu_seqlens, cfg=cfg.vision, ops=ops)
 
     x = run_blocks(params, cfg, inputs, pixel_table, block)
     merger = params["merger"]
     return merge_rows(layer_norm(x, merger["norm"], merger["norm_bias"], cfg.vision.norm_eps), merger)
-
-
-# A jitted function inside the jitted tower is traced and lowered once, however many blocks call it.
-@partial(jax.jit, static_argnames=("cfg", "ops"))
-def _block(
-    block: dict,
-    vectors: dict,
-    x: Float[Array, "P E"],
-    cos: Float[Array, "P half_D"],
-    sin: Float[Array, "P half_D"],
-    cu_seqlens: Array,
-    *,
-    cfg: QwenVisionConfig,
-    ops: Any,
-) -> Float[Array, "P E"]:
-    normed = layer_norm(x, vectors["norm1"], vectors["norm1_bias"], cfg.norm_eps)
-    out = tower_attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, ops.packed, cu_seqlens)
-    x = x + linear(out, block["proj"], vectors["proj_bias"])
-    normed = layer_norm(x, vectors["norm2"], vectors["norm2_bias"], cfg.norm_eps)
-    active = ACTIVATIONS[cfg.hidden_act](linear(normed, block["fc1"], vectors["fc1_bias"]))
-    return x + linear(active, block["fc2"], vectors["fc2_bias"])

@@ -7,21 +7,19 @@ merger of its own. A row is [main, level 0, level 1, ...].
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
-from mmjax.layers.linear import ACTIVATIONS, linear
+from mmjax.layers.linear import linear
 from mmjax.layers.norm import layer_norm
 from mmjax.layers.pixels import pixel_values
 from mmjax.layers.rope import rotary_tables
-from mmjax.layers.tower_attention import tower_attention
 from mmjax.models.qwen3_vl.config import Qwen3VLConfig, Qwen3VLVisionConfig
 from mmjax.models.qwen3_vl.vision_inputs import Qwen3VLVisionInputs
-from mmjax.models.qwen_shared.vision import merge_rows
+from mmjax.models.qwen_shared.vision import layer_norm_block, merge_rows
 from mmjax.models.rotary import axial_pairs
 
 
@@ -75,7 +73,7 @@ def encode(
     levels = []
     for i, matrices in enumerate(params["blocks"]):
         vectors = {name: stacked[i] for name, stacked in params["vectors"].items()}
-        x = _block(matrices, vectors, x, cos, sin, inputs.cu_seqlens, cfg=v, ops=ops)
+        x = layer_norm_block(matrices, vectors, x, cos, sin, inputs.cu_seqlens, cfg=v, ops=ops)
         if i in v.deepstack_blocks:
             merger = params["deepstack"][v.deepstack_blocks.index(i)]
             levels.append(_merge(x.reshape(len(x) // v.merge**2, -1), merger, v))
@@ -93,24 +91,3 @@ def resampled(
 def _merge(x: Float[Array, "n norm_width"], merger: dict, cfg: Qwen3VLVisionConfig) -> Float[Array, "R out"]:
     """One embedding row a merge block; what is joined already is normed as a whole."""
     return merge_rows(layer_norm(x, merger["norm"], merger["norm_bias"], cfg.norm_eps), merger)
-
-
-# A jitted function inside the jitted tower is traced and lowered once, however many blocks call it.
-@partial(jax.jit, static_argnames=("cfg", "ops"))
-def _block(
-    block: dict,
-    vectors: dict,
-    x: Float[Array, "P E"],
-    cos: Float[Array, "P half_D"],
-    sin: Float[Array, "P half_D"],
-    cu_seqlens: Array,
-    *,
-    cfg: Qwen3VLVisionConfig,
-    ops: Any,
-) -> Float[Array, "P E"]:
-    normed = layer_norm(x, vectors["norm1"], vectors["norm1_bias"], cfg.norm_eps)
-    out = tower_attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, ops.packed, cu_seqlens)
-    x = x + linear(out, block["proj"], vectors["proj_bias"])
-    normed = layer_norm(x, vectors["norm2"], vectors["norm2_bias"], cfg.norm_eps)
-    active = ACTIVATIONS[cfg.hidden_act](linear(normed, block["fc1"], vectors["fc1_bias"]))
-    return x + linear(active, block["fc2"], vectors["fc2_bias"])

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Qwen vision towers share: all around their blocks."""
+"""What the Qwen vision towers share: all around their blocks, and the block of two of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from mmjax.layers.linear import gelu, linear
+from mmjax.layers.linear import ACTIVATIONS, gelu, linear
+from mmjax.layers.norm import layer_norm
 from mmjax.layers.pixels import pixel_values
 from mmjax.layers.rope import rotary_tables
-from mmjax.models.qwen_shared.config import QwenConfig
+from mmjax.layers.tower_attention import tower_attention
+from mmjax.models.qwen_shared.config import QwenConfig, QwenVisionConfig
 from mmjax.models.rotary import axial_pairs
 from mmjax.models.vision_inputs import VisionInputs
 
@@ -79,3 +83,30 @@ def merge_rows(normed: Float[Array, "n width"], merger: dict) -> Float[Array, "R
     """Joins the patches of each merge block, unless they come joined, and maps them to one embedding row."""
     joined = normed.reshape(-1, merger["fc1"].shape[1])
     return linear(gelu(linear(joined, merger["fc1"], merger["fc1_bias"])), merger["fc2"], merger["fc2_bias"])
+
+
+# A jitted function inside the jitted tower is traced and lowered once, however many blocks call it.
+@partial(jax.jit, static_argnames=("cfg", "ops"))
+def layer_norm_block(
+    block: dict,
+    vectors: dict,
+    x: Float[Array, "P E"],
+    cos: Float[Array, "P half_D"],
+    sin: Float[Array, "P half_D"],
+    cu_seqlens: Array,
+    *,
+    cfg: QwenVisionConfig,
+    ops: Any,
+) -> Float[Array, "P E"]:
+    """A block with layer norms and a plain MLP, as in Qwen2-VL and Qwen3-VL; attention within segments.
+
+    Args:
+      block, vectors: the block's matrices, and its biases and norms.
+      ops: static, see `encode` of the towers.
+    """
+    normed = layer_norm(x, vectors["norm1"], vectors["norm1_bias"], cfg.norm_eps)
+    out = tower_attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, ops.packed, cu_seqlens)
+    x = x + linear(out, block["proj"], vectors["proj_bias"])
+    normed = layer_norm(x, vectors["norm2"], vectors["norm2_bias"], cfg.norm_eps)
+    active = ACTIVATIONS[cfg.hidden_act](linear(normed, block["fc1"], vectors["fc1_bias"]))
+    return x + linear(active, block["fc2"], vectors["fc2_bias"])

@@ -28,8 +28,8 @@ HALF_PRODUCT = {"bfloat16": 2e-2, "float16": 3e-3}
 # Two logits that are closer than this may swap places between implementations: the bound of LOGITS.
 TIE = LOGITS
 
-# The same for bfloat16 at 7B sizes in another layout: the largest of 152,000 logits are about 5, and 28 layers of
-# rounding to 8 bits leave one or two hundredths of that.
+# The same for bfloat16 at 7B sizes in another layout. An estimate: the largest of 152,000 logits are about 5, and 28
+# layers of rounding to 8 bits may leave one or two hundredths of that.
 BF16_TIE = 0.1
 
 # One or two float32 operations on values of order 1.

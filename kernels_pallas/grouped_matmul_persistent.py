@@ -42,8 +42,8 @@ def grouped_matmul_persistent(
     Half precision, 64 or 128 rows a block, `K` a multiple of `DEPTH` and `N` of `COLUMNS`.
 
     Args:
-      gated: the result is silu(gate) * up, [places, N / 2], of a product that holds gate, then up. Every step is
-        rounded as separate operations would round it.
+      gated: the result is silu(gate) * up, [places, N / 2], of a product that holds gate, then up. Sums
+        stay in float32 until then.
     """
     sizes = _Sizes(groups.block_rows, x.shape[1], weights.shape[2], 1 + gated, x.dtype)
 
@@ -158,6 +158,4 @@ def _finish(
     """A tile's result in `dtype`: the sum itself, or of a gate's and an up's sum silu(gate) * up."""
     if up is None:
         return total.astype(dtype)
-    gate, up = (value.astype(dtype).astype(jnp.float32) for value in (total, up))
-    opened = (gate * (1.0 / (1.0 + jnp.exp(-gate)))).astype(dtype).astype(jnp.float32)
-    return (opened * up).astype(dtype)
+    return (total * (1.0 / (1.0 + jnp.exp(-total))) * up).astype(dtype)

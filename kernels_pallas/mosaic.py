@@ -38,7 +38,10 @@ def serves_decode(dtype: DTypeLike, head_dim: int, page: int, group: int) -> boo
 
 @cache
 def packed_tuning() -> dict[int, dict]:
-    """Sizes of the packed attention kernel by head dim; `chosen` where it was measured to be the fastest there is."""
+    """Sizes of the packed attention kernel by head dim, which is padded to `width`.
+
+    `chosen` where the kernel was measured to be the fastest there is.
+    """
     table = json.loads(resources.files("kernels_pallas").joinpath("packed_mosaic.json").read_text())
     return {row["head_dim"]: row for row in table["head_dims"]}
 

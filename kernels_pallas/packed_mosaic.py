@@ -33,7 +33,7 @@ class Plan:
 
     A program has `groups` of 128 threads that compute, each for 64 queries, and one more group that loads keys and
     values, `keys` at a time, into `stages` places of shared memory. `registers`: of a thread that computes, and of one
-    that loads.
+    that loads. `width`: the head dim, or a larger one that the matrix unit takes.
     """
 
     dtype: str
@@ -92,7 +92,7 @@ def make_plan(q: Float[Array, "P N D"], k: Float[Array, "P K D"], segments: int)
         segments,
         heads,
         k.shape[1],
-        width,
+        row["width"],
         row["groups"],
         row["keys"],
         row["stages"],
@@ -116,7 +116,9 @@ def packed_attention_mosaic(
     its pipelines inside a group. Gradients are XLA's.
     """
     plan = plan or make_plan(q, k, cu_seqlens.shape[0] - 1)
-    return _kernel(plan, float(scale))(tile_table(plan, cu_seqlens), q, k, v)
+    head_dim = q.shape[2]
+    q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, plan.width - head_dim))) for x in (q, k, v))
+    return _kernel(plan, float(scale))(tile_table(plan, cu_seqlens), q, k, v)[..., :head_dim]
 
 
 def _save_for_gradient(q, k, v, cu_seqlens, scale, plan):

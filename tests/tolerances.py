@@ -22,7 +22,7 @@ BF16_ERROR_RATIO = 1.5
 HALF_ATTENTION = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5}
 
 # A product of matrices in half precision against float32 on the same inputs, results of order 1 and at most 8: the sum
-# is kept in float32, so what is rounded is the result.
+# is kept in float32, so what is rounded is the result, and where a gate is applied after a kernel the two smaller sums.
 HALF_PRODUCT = {"bfloat16": 2e-2, "float16": 3e-3}
 
 # Two logits that are closer than this may swap places between implementations: the bound of LOGITS.

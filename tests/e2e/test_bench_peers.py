@@ -59,18 +59,18 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("benchmark", RUNS)
-def test_every_line_of_ours_has_the_peer_s_below_it(benchmark, checkpoint, tiny_llm, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("command", RUNS)
+def test_every_line_of_ours_has_the_peer_s_below_it(command, checkpoint, tiny_llm, monkeypatch, tmp_path, capsys):
     @contextmanager
     def serving_tiny(subject, engine):
         with llm_kit.serving(tiny_llm()) as llm:
             yield llm
 
     monkeypatch.setattr(serving, "serving", serving_tiny)
-    options, lines = RUNS[benchmark]
+    options, lines = RUNS[command]
     file = tmp_path / "figures.json"
-    command = ["bench", benchmark, "--model", str(checkpoint), *options, "--repeat", "2", "--json", str(file)]
-    assert main([*command, "--peer", "transformers"]) == 0
+    run = ["bench", command, "--model", str(checkpoint), *options, "--repeat", "2", "--json", str(file)]
+    assert main([*run, "--peer", "transformers"]) == 0
     report = json.loads(file.read_text())
     ours, theirs = report["figures"][::2], report["figures"][1::2]
     assert len(ours) == len(theirs) == lines
@@ -188,10 +188,10 @@ def test_a_missing_vllm_is_one_clear_line_before_anything_else(monkeypatch, caps
     assert not printed.out
 
 
-@pytest.mark.parametrize("benchmark", ["encoder", "prefill", "decode"])
-def test_vllm_has_no_parts_to_measure_alone(benchmark, capsys):
+@pytest.mark.parametrize("command", ["encoder", "prefill", "decode"])
+def test_vllm_has_no_parts_to_measure_alone(command, capsys):
     with pytest.raises(SystemExit):
-        main(["bench", benchmark, "--peer", "vllm"])
+        main(["bench", command, "--peer", "vllm"])
     assert "--peer" in capsys.readouterr().err
 
 

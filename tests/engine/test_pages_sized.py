@@ -21,10 +21,10 @@ LIMIT, WEIGHTS, ROWS, SLOTS, TEMP, PAGE = 10_000_000, 2_000_000, 64 * 100 * 4, 3
 
 
 class Device(SimpleNamespace):
-    platform = "gpu"
+    platform, bytes_limit = "gpu", LIMIT
 
     def memory_stats(self) -> dict:
-        return {"bytes_limit": LIMIT}
+        return {"bytes_limit": self.bytes_limit}
 
 
 def executable(temp: int):
@@ -82,7 +82,7 @@ def test_the_encoder_is_compiled_once(tiny_checkpoint, monkeypatch):
         compile_all(jobs, **options)
 
     def sized(text, encoder, params, config, device, compile_jobs):
-        return startup._blocks_left(text, encoder, params, config, Device(), compile_jobs)
+        return startup._blocks_left(text, encoder, params, config, Device(bytes_limit=1 << 30), compile_jobs)
 
     monkeypatch.setattr(startup, "compile_all", noted)
     monkeypatch.setattr(startup, "_num_blocks", sized)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ class Job:
     function: Any
     arguments: tuple
     keep: Callable[[Any], None]  # receives the jax.stages.Compiled
+    gpu_options: Mapping[str, Any] = field(default_factory=dict)  # of the compiler, beside `GPU_OPTIONS`
 
 
 # XLA's own matrix products through Triton: in stand-alone scripts on an H200 they were 2 to 4 % slower than cuBLAS, and
@@ -39,8 +40,7 @@ GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
 def compile_all(jobs: Iterable[Job], *, device: jax.Device, threads: int | None = None, progress: bool = True) -> None:
     """Lowers each job in this thread (tracing is not parallel) while a pool compiles those lowered before it."""
-    options = GPU_OPTIONS if device.platform == "gpu" else None
-    jobs = list(jobs)
+    jobs, on_gpu = list(jobs), device.platform == "gpu"
     if not jobs:
         return
     threads = threads or min(16, os.cpu_count() or 1)
@@ -51,12 +51,19 @@ def compile_all(jobs: Iterable[Job], *, device: jax.Device, threads: int | None 
         futures = {}
         for job in jobs:
             lowered = job.function.lower(*job.arguments)
+            options = GPU_OPTIONS | job.gpu_options if on_gpu else None
             futures[pool.submit(lowered.compile, options)] = job
         for future in as_completed(futures):
             job = futures[future]
             job.keep(future.result())
             bar.set_postfix_str(job.name)
             bar.update()
+
+
+def bytes_needed(step: Any) -> int:
+    """Device memory that a compiled step takes while it runs, beside its arguments and what it writes in place."""
+    memory = step.memory_analysis()
+    return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 def shapes_on(device: jax.Device, tree: Any) -> Any:

@@ -231,16 +231,10 @@ def prefill_ladder(config: EngineConfig, platform: str) -> dict[bool, tuple[Pref
     return {True: buckets, False: tuple(bucket for bucket in buckets if bucket.tokens <= PREFIXLESS_TOKENS)}
 
 
-def decode_ladder(config: EngineConfig, platform: str) -> dict[bool, tuple[int, ...]]:
-    """Sequence counts of the decode steps compiled for `platform`, by whether all of them are plainly greedy.
-
-    The full sampler skips work by conditions, for each of which a GPU makes the host wait: greedy batches, which need
-    none of it, have steps of their own there, and the full sampler half as many.
-    """
-    if platform == "cpu":
-        return {False: sizes_up_to(config.max_batch_size, 1)}
-    sizes = sizes_up_to(config.max_batch_size, min(GPU_DECODE_FLOOR, config.max_batch_size))
-    return {False: sizes[::-2][::-1], True: sizes}
+def decode_ladder(config: EngineConfig, platform: str) -> tuple[int, ...]:
+    """Sequence counts of the decode steps compiled for `platform`."""
+    floor = 1 if platform == "cpu" else min(GPU_DECODE_FLOOR, config.max_batch_size)
+    return sizes_up_to(config.max_batch_size, floor)
 
 
 def smallest_fit(sizes: Sequence[int], needed: int) -> int:

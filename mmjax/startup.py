@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mmjax.compilation import CompileCounter, Job, compile_all, use_persistent_cache
+from mmjax.compilation import CompileCounter, Job, bytes_needed, compile_all, use_persistent_cache
 from mmjax.config import ENCODER_TOKENS, EngineConfig, MultimodalConfig, resolve_engine
 from mmjax.encoder.buckets import build_ladder
 from mmjax.encoder.budgets import EncoderBudgets, resolve_budgets
@@ -237,7 +237,7 @@ def _blocks_left(
     text.set_num_blocks(NOMINAL_BLOCKS)
     compile_jobs([*text.jobs(largest_only=True), *encoder.jobs()])
     steps = {**text.executables(), **encoder.executables()}
-    temp = max(step.memory_analysis().temp_size_in_bytes for step in steps.values())
+    temp = max(map(bytes_needed, steps.values()))
     fixed = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     rows = encoder.pool_rows * encoder.cfg.row_width * jnp.dtype(encoder.cfg.dtype).itemsize
     slots = text.bytes_beside_pages()

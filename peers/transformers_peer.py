@@ -93,7 +93,8 @@ class TransformersPeer:
         processed = self._processor.image_processor(
             [_planes(picture) for picture in pictures], return_tensors="pt", device=self._device
         )
-        media = {name: processed[name] for name in ("image_grid_thw", "image_sizes") if name in processed}
+        sizes = ("image_grid_thw", "image_sizes")
+        media = {name: processed[name].to(self._device) for name in sizes if name in processed}
         pixels = processed["pixel_values"].to(self._model.dtype)
         if not resident:
             pixels = pixels.cpu()

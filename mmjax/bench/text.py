@@ -30,9 +30,8 @@ def bench_prefill(subject: Subject, sequences: int, length: int, repeat: int) ->
     config = EngineConfig(
         max_batch_size=sequences, max_num_tokens=tokens, max_seq_len=length + 1, max_prefill_sequences=sequences
     )
-    runner = _runner(
-        subject, config, sequences * _pages(length + 1), {f"prefill {tokens}", f"prefill {tokens} without prefix"}
-    )
+    steps = {f"prefill {tokens}", f"prefill {tokens} without prefix", f"sample {sequences} greedy"}
+    runner = _runner(subject, config, sequences * _pages(length + 1), steps)
     sets = []
     for _ in range(2):
         requests = [
@@ -56,9 +55,10 @@ def bench_decode(subject: Subject, context: int, batches: Sequence[int], repeat:
     ceilings = subject.ceilings(repeat)
     largest, pages = max(batches), _pages(context + STEPS)
     config = EngineConfig(max_batch_size=largest, max_num_tokens=largest, max_seq_len=pages * _PAGE)
-    sizes = list(decode_ladder(config, subject.device.platform).values())[-1]
-    steps = {f"decode {smallest_fit(sizes, batch)}" for batch in batches}
-    runner = _runner(subject, config, largest * pages, steps | {f"{step} greedy" for step in steps})
+    ladder = decode_ladder(config, subject.device.platform)
+    sizes = {smallest_fit(ladder, batch) for batch in batches}
+    steps = {name for size in sizes for name in (f"decode {size}", f"sample {size} greedy")}
+    runner = _runner(subject, config, largest * pages, steps)
     rng = np.random.default_rng(0)
     requests = _requests(subject, largest, context, rng, spare=STEPS)
     figures = [_decode(subject, runner, ceilings, requests[:size], context, repeat) for size in batches]
@@ -110,9 +110,8 @@ def _runner(subject: Subject, config: EngineConfig, num_blocks: int, steps: set[
     runner.set_num_blocks(num_blocks)
     jobs = [job for job in runner.jobs() if job.name in steps]
     names = {job.name for job in jobs}
-    # Greedy requests and prompts without a prefix take the step that is made for them, where there is one.
-    general = {name for name in names if names & {f"{name} greedy", f"{name} without prefix"}}
-    subject.compile([job for job in jobs if job.name not in general])
+    # Prompts without a prefix take the step that is made for them, where there is one.
+    subject.compile([job for job in jobs if f"{job.name} without prefix" not in names])
     runner.allocate()
     _fill(runner)
     return runner

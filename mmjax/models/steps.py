@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled seams: encode, prefill, decode and the row pool's doors, as pure functions of arrays.
+"""The compiled seams: encode, prefill, decode, sample and the row pool's doors, as pure functions of arrays.
 
 Everything the engine runs on the device is one of these functions; the two runners compile them per bucket. The first
 arguments (family, config, attention) are static, pools and states are donated, the rest are arrays of fixed shapes.
@@ -29,18 +29,29 @@ from mmjax.models.family import Family, ModelConfig
 
 
 @struct.dataclass
+class SlotState:
+    """What is known of the sequence in each slot.
+
+    Attributes:
+      sampler: what penalties need to know about each slot's tokens.
+      last_token: the newest token of each slot, so that decoding never waits for the host.
+    """
+
+    sampler: SamplerState
+    last_token: Int[Array, "slots"]
+
+
+@struct.dataclass
 class EngineState:
-    """Device arrays that outlive a step; donated to every step and returned by it.
+    """Device arrays that outlive a step; each is donated to the steps that write it, and returned by them.
 
     Attributes:
       kv: one [num_blocks, parts, heads, page, width] array a layer; keys and values where the family says no other.
-      sampler: what penalties need to know about each slot's tokens.
-      last_token: int32 [slots], the newest token of each slot, so that decoding never waits for the host.
+      slots: written by sampling.
     """
 
     kv: tuple[Array, ...]
-    sampler: SamplerState
-    last_token: Int[Array, "slots"]
+    slots: SlotState
 
 
 @struct.dataclass
@@ -53,8 +64,6 @@ class PrefillInputs:
       positions: rotary positions.
       pages: where the chunk's keys and values go and where its prefix lies.
       last: index in T of each sequence's last token.
-      slots: the slot that receives the sampled token; the number of slots where the prompt goes on or for padding.
-      sampling: parameters of the sequences.
     """
 
     token_ids: Int[Array, "T"]
@@ -62,8 +71,6 @@ class PrefillInputs:
     positions: Int[Array, "A T"]
     pages: PagedPrefill
     last: Int[Array, "S"]
-    slots: Int[Array, "S"]
-    sampling: SamplingInputs
 
 
 @struct.dataclass
@@ -74,13 +81,11 @@ class DecodeInputs:
       positions: rotary position, the same on every axis.
       pages: where the new keys and values go and what each sequence reads.
       slots: each sequence's slot; the number of slots for padding.
-      sampling: parameters of the sequences; None if all of them are plainly greedy.
     """
 
     positions: Int[Array, "B"]
     pages: PagedDecode
     slots: Int[Array, "B"]
-    sampling: SamplingInputs | None
 
 
 def embed_tokens(
@@ -98,12 +103,12 @@ def embed_tokens(
 
 
 def remember_tokens(
-    state: EngineState,
+    state: SlotState,
     slot: Int[Array, ""],
     token_ids: Int[Array, "N"],
     num_prompt: Int[Array, ""],
     num_output: Int[Array, ""],
-) -> EngineState:
+) -> SlotState:
     """Tells the sampler what a request that starts or resumes in `slot` has seen and said: prompt, then output."""
     index = jnp.arange(token_ids.shape[0])
     nowhere = state.last_token.shape[0]
@@ -114,10 +119,21 @@ def remember_tokens(
     return state.replace(sampler=sampler)
 
 
-def _sample_into(state: EngineState, logits, inputs, slots, banned) -> tuple[EngineState, Sampled]:
+def sample_step(
+    banned: Bool[Array, "V"],
+    state: SlotState,
+    logits: Float[Array, "B V"],
+    slots: Int[Array, "B"],
+    inputs: SamplingInputs | None,
+) -> tuple[SlotState, Sampled]:
+    """Draws a token of each row for its slot; the number of slots stands for rows whose token nobody wants.
+
+    A step of its own: forward steps need not exist for each way to sample, and on a GPU, where the skips of the full
+    sampler make the host wait, it waits for nothing but what it asked for.
+    """
     sampled, sampler = sample(logits, inputs, state.sampler, slots, banned)
     last_token = state.last_token.at[slots].set(sampled.tokens, mode="drop")
-    return state.replace(sampler=sampler, last_token=last_token), sampled
+    return SlotState(sampler, last_token), sampled
 
 
 def prefill_step(
@@ -126,17 +142,13 @@ def prefill_step(
     attend: Any,
     params: dict,
     pool: Float[Array, "pool_rows W"],
-    banned: Bool[Array, "V"],
-    state: EngineState,
+    kv: tuple[Array, ...],
     inputs: PrefillInputs,
-) -> tuple[EngineState, Sampled]:
-    """Runs prompt chunks, with embedding rows where `row_index` says so, and samples after the last tokens."""
+) -> tuple[tuple[Array, ...], Float[Array, "S V"]]:
+    """Runs prompt chunks, with embedding rows where `row_index` says so; pages, and logits after the last tokens."""
     hidden, deepstack, tokens = embed_tokens(family, cfg, params, pool, inputs.token_ids, inputs.row_index)
-    hidden, kv = family.forward(
-        params, cfg, hidden, inputs.positions, state.kv, inputs.pages, attend, deepstack, tokens
-    )
-    logits = family.logits(params, cfg, hidden[inputs.last])
-    return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned)
+    hidden, kv = family.forward(params, cfg, hidden, inputs.positions, kv, inputs.pages, attend, deepstack, tokens)
+    return kv, family.logits(params, cfg, hidden[inputs.last])
 
 
 def decode_step(
@@ -144,18 +156,17 @@ def decode_step(
     cfg: ModelConfig,
     attend: Any,
     params: dict,
-    banned: Bool[Array, "V"],
-    state: EngineState,
+    kv: tuple[Array, ...],
+    last_token: Int[Array, "slots"],
     inputs: DecodeInputs,
-) -> tuple[EngineState, Sampled]:
-    """Runs one token of every sequence of the batch and samples the next."""
-    token_ids = state.last_token.at[inputs.slots].get(mode="fill", fill_value=0)
+) -> tuple[tuple[Array, ...], Float[Array, "B V"]]:
+    """Runs one token of every sequence of the batch; pages, and logits of the next token."""
+    token_ids = last_token.at[inputs.slots].get(mode="fill", fill_value=0)
     positions = jnp.broadcast_to(inputs.positions, (cfg.position_axes, *inputs.positions.shape))
     hidden = family.embed(params, cfg, token_ids)
     tokens = StepTokens(token_ids, jnp.zeros(token_ids.shape, bool))
-    hidden, kv = family.forward(params, cfg, hidden, positions, state.kv, inputs.pages, attend, None, tokens)
-    logits = family.logits(params, cfg, hidden)
-    return _sample_into(state.replace(kv=kv), logits, inputs.sampling, inputs.slots, banned)
+    hidden, kv = family.forward(params, cfg, hidden, positions, kv, inputs.pages, attend, None, tokens)
+    return kv, family.logits(params, cfg, hidden)
 
 
 def encode_step(

@@ -12,7 +12,7 @@ from mmjax.compilation import compile_all
 from mmjax.encoder.runner import EncoderRunner
 from mmjax.engine.runner import ModelRunner
 
-MANY_BLOCKS, MANY_ROWS = 4096, 1 << 16  # pools of 32 MiB and 16 MiB
+MANY_BLOCKS, MANY_ROWS = 1 << 18, 1 << 23  # pools of 2 GiB, which nobody allocates
 
 
 def nbytes(tree) -> int:
@@ -45,11 +45,11 @@ def large(machine):
     return text, encoder
 
 
-def test_every_step_aliases_the_whole_state(machine):
-    state = nbytes(machine.text.state)
+def test_every_step_aliases_the_state_that_it_writes(machine):
+    kv, slots = nbytes(machine.text.state.kv), nbytes(machine.text.state.slots)
     aliased = {name: step.memory_analysis().alias_size_in_bytes for name, step in machine.text.executables().items()}
-    assert len(aliased) >= 6  # prefill 64 and 128, decode 1, 2 and 4, remember
-    assert aliased == dict.fromkeys(aliased, state)
+    assert {name.split()[0] for name in aliased} == {"prefill", "decode", "sample", "remember"}
+    assert aliased == {name: kv if name.startswith(("prefill", "decode")) else slots for name in aliased}
 
 
 def test_every_write_aliases_the_row_pool(machine):
@@ -65,9 +65,7 @@ def test_no_step_keeps_a_copy_of_the_pools(machine, large):
     text, encoder = large
     kv, pool = MANY_BLOCKS * text.bytes_per_block(), MANY_ROWS * encoder.cfg.row_width * 4
     for name, step in text.executables().items():
-        memory = step.memory_analysis()
-        assert memory.alias_size_in_bytes > kv
-        assert memory.temp_size_in_bytes < kv / 10, name
+        assert step.memory_analysis().temp_size_in_bytes < kv / 10, name
     for name, step in encoder.executables().items():
         assert step.memory_analysis().temp_size_in_bytes < pool / 4, name
 

@@ -156,7 +156,7 @@ def test_statistics(llm):
     assert stats.budgets["max_num_tokens"] == 512
     machine = llm.running.machine
     assert stats.compiles["at_start"] == len(machine.encoder.buckets) + 2 + len(machine.text.executables())
-    assert {"decode 1", "decode 4", "prefill 128", "remember"} <= machine.text.executables().keys()
+    assert {"decode 4", "prefill 128", "sample 4", "sample 4 greedy", "remember"} <= machine.text.executables().keys()
     assert "1 encoded" in str(stats)
     assert stats._repr_html_().count("<tr>") > 20
 

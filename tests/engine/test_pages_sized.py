@@ -27,8 +27,10 @@ class Device(SimpleNamespace):
         return {"bytes_limit": self.bytes_limit}
 
 
-def executable(temp: int):
-    return SimpleNamespace(memory_analysis=lambda: SimpleNamespace(temp_size_in_bytes=temp))
+def executable(temp: int, written: int = 0):
+    """A step with `temp` bytes of temporaries, `written` bytes of results and a state updated in place."""
+    sizes = {"temp_size_in_bytes": temp, "output_size_in_bytes": written + 500, "alias_size_in_bytes": 500}
+    return SimpleNamespace(memory_analysis=lambda: SimpleNamespace(**sizes))
 
 
 def blocks(**knobs) -> int:
@@ -38,7 +40,7 @@ def blocks(**knobs) -> int:
         bytes_per_block=lambda: PAGE,
         bytes_beside_pages=lambda: SLOTS,
         jobs=lambda largest_only: [],
-        executables=lambda: {"prefill 8": executable(TEMP), "decode 2": executable(10)},
+        executables=lambda: {"prefill 8": executable(TEMP - 40, written=40), "decode 2": executable(10)},
     )
     encoder = SimpleNamespace(
         jobs=list,
@@ -91,7 +93,7 @@ def test_the_encoder_is_compiled_once(tiny_checkpoint, monkeypatch):
         assert len(llm.chat(llm_kit.user("hi"), llm_kit.GREEDY).token_ids) == 12
         trial, rest = names
         assert machine.text.layout.num_blocks % BLOCK_GRID == 0
-        assert {"prefill 128", "decode 4"} <= set(trial)
+        assert {"prefill 128", "decode 4", "sample 4"} <= set(trial)
         assert {*trial, *rest} == machine.encoder.executables().keys() | machine.text.executables().keys()
         assert set(trial) & set(rest) == {"prefill 128", "decode 4"}
 

@@ -11,7 +11,7 @@ from kernels_pallas import cudnn
 from kernels_pallas.blocks import NEVER
 from kernels_pallas.packed_xla import segment_of_token
 from kernels_pallas.paged_kv import PagedDecode, PagedPrefill, read_pages, write_kv
-from kernels_pallas.window_xla import gather_windows, rows_to_patches
+from kernels_pallas.window_xla import gather_windows, rows_to_patches, window_table
 
 # Bytes of keys and values gathered from pages at a time.
 GATHER_BYTES = 64 << 20
@@ -39,23 +39,25 @@ def window_attention_cudnn(
     q: Float[Array, "P N D"],
     k: Float[Array, "P K D"],
     v: Float[Array, "P K D"],
-    window_index: Int[Array, "W C"],
+    window_seqlens: Int[Array, "W+1"],
     scale: float,
+    capacity: int,
 ) -> Float[Array, "P N D"]:
-    """Attention among the patches of each row of `window_index`, whose holes (P or more) all stand at the row's end.
+    """Attention inside each window, a packed segment of at most `capacity` patches; as a batch of padded windows.
 
-    Every patch may appear once at most; a patch in no window gives zeros.
+    Patches past window_seqlens[-1] give zeros, whatever they hold.
     """
+    table = window_table(window_seqlens, capacity, q.shape[0])
     # Length 1 keeps the rows of an empty window defined: they are zeros, and no patch takes them.
-    lens = jnp.maximum((window_index < q.shape[0]).sum(1, dtype=jnp.int32), 1)
+    lens = jnp.maximum(jnp.diff(window_seqlens), 1)
     rows = jax.nn.dot_product_attention(
-        *(gather_windows(x, window_index) for x in (q, k, v)),
+        *(gather_windows(x, table) for x in (q, k, v)),
         scale=float(scale),
         query_seq_lengths=lens,
         key_value_seq_lengths=lens,
         implementation="cudnn",
     )
-    return rows_to_patches(rows.reshape(-1, *q.shape[1:]), window_index, q.shape[0])
+    return rows_to_patches(rows.reshape(-1, *q.shape[1:]), table, q.shape[0])
 
 
 def paged_prefill_cudnn(

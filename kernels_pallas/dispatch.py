@@ -56,8 +56,17 @@ def _packed_mosaic(q, k, v, cu_seqlens, scale, causal):
     return packed_attention_mosaic(q, k, v, cu_seqlens, scale)
 
 
+def _windowed_mosaic(q, k, v, window_seqlens, scale, capacity):
+    if len(q) % mosaic.ROW_TILE:
+        return window_attention_cudnn(q, k, v, window_seqlens, scale, capacity)
+    from kernels_pallas.packed_mosaic import make_plan, packed_attention_mosaic
+
+    plan = make_plan(q, k, len(window_seqlens) - 1, capacity)
+    return packed_attention_mosaic(q, k, v, window_seqlens, scale, plan)
+
+
 _PACKED = {"xla": packed_attention_xla, "cudnn": packed_attention_cudnn, "mosaic": _packed_mosaic}
-_WINDOWED = {"xla": window_attention_xla, "cudnn": window_attention_cudnn}
+_WINDOWED = {"xla": window_attention_xla, "cudnn": window_attention_cudnn, "mosaic": _windowed_mosaic}
 _PREFILL = {"xla": paged_prefill_xla, "cudnn": paged_prefill_cudnn}
 
 
@@ -75,7 +84,8 @@ class VisionOps(NamedTuple):
 
     Attributes:
       packed: (q, k, v [P, heads, D], cu_seqlens [S+1], scale) -> [P, N, D].
-      windowed: (q, k, v [P, heads, D], window_index [W, C], scale) -> [P, N, D].
+      windowed: (q, k, v [P, heads, D], window_seqlens [W+1], scale, capacity) -> [P, N, D]; segments of at most
+        `capacity` patches, which is static.
     """
 
     packed: Callable
@@ -84,7 +94,7 @@ class VisionOps(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """The implementation of each operation: "xla", "cudnn" or, for packed attention and decode, "mosaic"."""
+    """The implementation of each operation: "xla", "cudnn" or, save for prefill, "mosaic"."""
 
     packed: str = "xla"
     windowed: str = "xla"
@@ -125,7 +135,7 @@ def choose(device: Device, dtype: DTypeLike, head_dim: int, *, page: int = 64, g
     hopper = mosaic.available(device.compute_capability)
     return AttentionChoice(
         packed="mosaic" if hopper and mosaic.serves_packed(dtype, head_dim) else packed,
-        windowed="cudnn",
+        windowed="mosaic" if hopper and mosaic.serves_windows(dtype, head_dim) else "cudnn",
         prefill=packed,
         decode="mosaic" if hopper and mosaic.serves_decode(dtype, head_dim, page, group) else private,
     )
@@ -171,8 +181,8 @@ def _packed_on_cuda(q, k, v, cu_seqlens, scale, causal=False):
     return _PACKED[_choice_for(q).packed](q, k, v, cu_seqlens, scale, causal)
 
 
-def _windowed_on_cuda(q, k, v, window_index, scale):
-    return _WINDOWED[_choice_for(q).windowed](q, k, v, window_index, scale)
+def _windowed_on_cuda(q, k, v, window_seqlens, scale, capacity):
+    return _WINDOWED[_choice_for(q).windowed](q, k, v, window_seqlens, scale, capacity)
 
 
 def _prefill_on_cuda(q, k, v, kv_layer, meta, scale):

@@ -19,6 +19,8 @@ HOPPER, BLACKWELL = (9, 0), (10, 0)
 ROWS = 64
 # Rows of a tile of shared memory: copies to and from it begin at multiples of this.
 ROW_TILE = 8
+# Tokens of the longest segment for which the packed kernel has sizes of its own: a window of the towers that have them.
+SHORT = 64
 # Tokens of a page: a step of the decode kernel reads 64 tokens, or a page if that is more. Two such blocks of keys and
 # two of values have to fit into shared memory.
 PAGES, BLOCK_VALUES = (16, 32, 64, 128), 64 * 256
@@ -40,7 +42,8 @@ def serves_decode(dtype: DTypeLike, head_dim: int, page: int, group: int) -> boo
 def packed_tuning() -> dict[int, dict]:
     """Sizes of the packed attention kernel by head dim, which is padded to `width`.
 
-    `chosen` where the kernel was measured to be the fastest there is.
+    `chosen` where the kernel was measured to be the fastest there is. `short`: what differs for segments of at most
+    `SHORT` tokens.
     """
     table = json.loads(resources.files("kernels_pallas").joinpath("packed_mosaic.json").read_text())
     return {row["head_dim"]: row for row in table["head_dims"]}
@@ -49,3 +52,8 @@ def packed_tuning() -> dict[int, dict]:
 def serves_packed(dtype: DTypeLike, head_dim: int) -> bool:
     """Whether the packed attention kernel is the fastest for inputs of this kind."""
     return jnp.dtype(dtype) == jnp.bfloat16 and packed_tuning().get(head_dim, {"chosen": False})["chosen"]
+
+
+def serves_windows(dtype: DTypeLike, head_dim: int) -> bool:
+    """Whether the packed attention kernel is the fastest for windows of inputs of this kind, too."""
+    return serves_packed(dtype, head_dim) and packed_tuning()[head_dim]["short"]["chosen"]

@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, scf
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.mosaic import ROW_TILE, ROWS, packed_tuning
+from kernels_pallas.mosaic import ROW_TILE, ROWS, SHORT, packed_tuning
 from kernels_pallas.packed_xla import packed_attention_xla
 
 LOG2_E = math.log2(math.e)
@@ -82,10 +82,12 @@ class Tile(NamedTuple):
         return (token >= self.start) & (token < self.end)
 
 
-def make_plan(q: Float[Array, "P N D"], k: Float[Array, "P K D"], segments: int) -> Plan:
-    """The sizes that were measured to be fastest for this head dim."""
+def make_plan(q: Float[Array, "P N D"], k: Float[Array, "P K D"], segments: int, longest: int | None = None) -> Plan:
+    """The sizes that were measured to be fastest for this head dim, and for segments of at most `longest` tokens."""
     tokens, heads, width = q.shape
     row = packed_tuning()[width]
+    if longest is not None and longest <= SHORT:
+        row = row | row["short"]
     return Plan(
         q.dtype.name,
         tokens,

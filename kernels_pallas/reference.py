@@ -53,15 +53,12 @@ def window_attention_reference(
     q: Float[Array, "P N D"],
     k: Float[Array, "P K D"],
     v: Float[Array, "P K D"],
-    window_index: Int[Array, "W C"],
+    window_seqlens: Int[Array, "W+1"],
     scale: float,
+    capacity: int,
 ) -> Float[Array, "P N D"]:
-    """Attention among the patches that share a window, through one [P, P] mask."""
-    windows = window_index.shape[0]
-    owner = jnp.repeat(jnp.arange(windows), window_index.shape[1])
-    window = jnp.full(q.shape[0], -1).at[window_index.reshape(-1)].set(owner, mode="drop")
-    mask = (window[:, None] == window) & (window >= 0)
-    return dense_attention(q, k, v, mask, scale).astype(q.dtype)
+    """Attention inside each window, through one [P, P] mask, which needs no bound on a window's patches."""
+    return packed_attention_reference(q, k, v, window_seqlens, scale)
 
 
 def causal_attend(

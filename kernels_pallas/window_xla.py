@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention inside windows given as rows of an index table, in plain XLA."""
+"""Attention inside short packed segments, all padded to one length, in plain XLA."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ def window_attention_xla(
     q: Float[Array, "P N D"],
     k: Float[Array, "P K D"],
     v: Float[Array, "P K D"],
-    window_index: Int[Array, "W C"],
+    window_seqlens: Int[Array, "W+1"],
     scale: float,
+    capacity: int,
 ) -> Float[Array, "P N D"]:
-    """Attention among the patches of each row of `window_index`; an index of P or more is a hole.
+    """Attention inside each window, a packed segment of at most `capacity` patches.
 
-    Every patch may appear once at most; a patch in no window gives zeros. Differentiable in reverse mode.
+    Patches past window_seqlens[-1] give zeros, whatever they hold. Differentiable in reverse mode.
     """
-    windows, capacity = window_index.shape
+    windows = window_seqlens.shape[0] - 1
     step = max(1, STEP_SCORES // (q.shape[1] * capacity * capacity))
     attend = partial(_attend_windows, q, k, v, scale)
     steps = -(-windows // step)
-    table = window_index
+    table = window_table(window_seqlens, capacity, q.shape[0])
     if steps == 1:
         rows = attend(table)
     else:
@@ -39,40 +40,44 @@ def window_attention_xla(
     return rows_to_patches(rows.reshape(-1, *q.shape[1:]), table, q.shape[0])
 
 
+def window_table(window_seqlens: Int[Array, "W+1"], capacity: int, patches: int) -> Int[Array, "W C"]:
+    """The patches of each window, then holes: `patches`, which names none."""
+    patch = window_seqlens[:-1, None] + jnp.arange(capacity, dtype=jnp.int32)
+    return jnp.where(patch < window_seqlens[1:, None], patch, patches)
+
+
 @jax.custom_vjp
-def gather_windows(x: Float[Array, "P N D"], window_index: Int[Array, "W C"]) -> Float[Array, "W C N D"]:
+def gather_windows(x: Float[Array, "P N D"], table: Int[Array, "W C"]) -> Float[Array, "W C N D"]:
     """The rows of `x` that the table names; holes read as zeros. Its gradient is `rows_to_patches`, not a scatter."""
-    return x.at[window_index].get(mode="fill", fill_value=0)
+    return x.at[table].get(mode="fill", fill_value=0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def rows_to_patches(
-    rows: Float[Array, "R N D"], window_index: Int[Array, "W C"], patches: int
-) -> Float[Array, "P N D"]:
+def rows_to_patches(rows: Float[Array, "R N D"], table: Int[Array, "W C"], patches: int) -> Float[Array, "P N D"]:
     """Puts row w * C + c, for every slot (w, c) of the table (R = W * C), at its patch; other patches get zeros.
 
     Moving wide rows with a gather is faster than scattering them, so the table is inverted first.
     """
-    slots = jnp.arange(window_index.size, dtype=jnp.int32)
-    home = jnp.full(patches, rows.shape[0], jnp.int32).at[window_index.reshape(-1)].set(slots, mode="drop")
+    slots = jnp.arange(table.size, dtype=jnp.int32)
+    home = jnp.full(patches, rows.shape[0], jnp.int32).at[table.reshape(-1)].set(slots, mode="drop")
     return rows.at[home].get(mode="fill", fill_value=0)
 
 
-def _gather_forward(x, window_index):
-    return gather_windows(x, window_index), (window_index, x[:, :0])
+def _gather_forward(x, table):
+    return gather_windows(x, table), (table, x[:, :0])
 
 
 def _gather_gradient(saved, d_rows):
-    window_index, like = saved
-    return rows_to_patches(d_rows.reshape(-1, *d_rows.shape[2:]), window_index, like.shape[0]), None
+    table, like = saved
+    return rows_to_patches(d_rows.reshape(-1, *d_rows.shape[2:]), table, like.shape[0]), None
 
 
-def _scatter_forward(rows, window_index, patches):
-    return rows_to_patches(rows, window_index, patches), window_index
+def _scatter_forward(rows, table, patches):
+    return rows_to_patches(rows, table, patches), table
 
 
-def _scatter_gradient(patches, window_index, d_out):
-    return gather_windows(d_out, window_index).reshape(-1, *d_out.shape[1:]), None
+def _scatter_gradient(patches, table, d_out):
+    return gather_windows(d_out, table).reshape(-1, *d_out.shape[1:]), None
 
 
 gather_windows.defvjp(_gather_forward, _gather_gradient)

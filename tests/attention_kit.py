@@ -42,15 +42,6 @@ def plain_attention(
     return np.einsum("ntc,cnd->tnd", weights / weights.sum(-1, keepdims=True), v)
 
 
-def window_table(rng: np.random.Generator, patches: int, counts: list[int], capacity: int) -> np.ndarray:
-    """Rows of that many random distinct patches each, holes (index `patches`) at each row's end."""
-    table = np.full((len(counts), capacity), patches, np.int32)
-    order = iter(rng.permutation(patches))
-    for row, count in enumerate(counts):
-        table[row, :count] = [next(order) for _ in range(count)]
-    return table
-
-
 @dataclass
 class Sequences:
     """Some sequences whose keys and values lie in scattered pages of one pool.

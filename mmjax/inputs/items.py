@@ -91,5 +91,5 @@ class EncoderBucket(NamedTuple):
     """The static sizes of one compiled encoder executable."""
 
     key: EncoderGraphKey
-    window_rows: int  # capacity of the window table, 0 without windows
+    window_rows: int  # windows it holds, 0 without windows
     rows: int  # embedding rows it returns

@@ -33,7 +33,7 @@ class ModelConfig(Protocol):
     max_position_embeddings: int
     merge: int  # vision patches per embedding row
     patch_values: int  # uint8 values of one patch
-    window_capacity: int  # patches of one window row, 0 if the family has no windows
+    window_capacity: int  # most patches of a window, 0 if the family has no windows
 
 
 @dataclass(frozen=True)

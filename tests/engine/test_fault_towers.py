@@ -98,16 +98,14 @@ def test_a_neighbour_changes_no_bit(tower, grid, other):
 
 
 def test_a_window_sees_nothing_outside(tiny_llm):
-    """Tables as the engine packs them: three grids in one call, none a multiple of the window but the first."""
+    """Windows as the engine packs them: three grids in one call, none a multiple of the window but the first."""
     encoder = tiny_llm("qwen2_5_vl").running.machine.encoder
     items = [encoder.processor.image(noise(14 * h, 14 * w, h), {}) for h, w in GRIDS]
     inputs = encoder.pack(items, encoder.buckets[0])
-    table, count = np.asarray(inputs.window_index), int(inputs.num_patches)
+    windows, count = np.asarray(inputs.window_seqlens), int(inputs.num_patches)
     assert count == sum(h * w for h, w in GRIDS)
-    window_of = np.full(count, -1)
-    for number, row in enumerate(table):
-        window_of[row[row < count]] = number
-    assert (window_of >= 0).all()
+    window_of = np.repeat(np.arange(len(windows) - 1), np.diff(windows))
+    assert len(window_of) == count
     positions = np.asarray(inputs.positions)[:count] // 4
     for start, end in ((0, 16), (16, 76), (76, 104)):  # patches of one window lie in one 4 x 4 cell of one item
         cells = {tuple(cell): set() for cell in positions[start:end]}
@@ -118,13 +116,13 @@ def test_a_window_sees_nothing_outside(tiny_llm):
 
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((len(inputs.patches), 2, 16), np.float32) for _ in range(3))
-    attend = jax.jit(window_attention_xla, static_argnums=4)
-    before = np.asarray(attend(q, k, v, table, 0.25))
+    attend = jax.jit(window_attention_xla, static_argnums=(4, 5))
+    before = np.asarray(attend(q, k, v, windows, 0.25, 16))
     for patch in (0, 17, 40, 75, 76, 103):
         moved = [x.copy() for x in (q, k, v)]
         for x in moved:
             x[patch] += 1
-        changed = (np.asarray(attend(*moved, table, 0.25)) != before).any(axis=(1, 2))[:count]
+        changed = (np.asarray(attend(*moved, windows, 0.25, 16)) != before).any(axis=(1, 2))[:count]
         np.testing.assert_array_equal(changed, window_of == window_of[patch])
 
 

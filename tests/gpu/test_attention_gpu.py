@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_kit import SCALE, Sequences, normal, offsets, window_table, with_padding
+from attention_kit import SCALE, Sequences, normal, offsets, with_padding
 from tolerances import HALF_ATTENTION
 
 from kernels_pallas import attention_cudnn
@@ -57,12 +57,11 @@ def test_padding_may_hold_anything(filler):
 
 
 @pytest.mark.parametrize(("dtype", "width"), KINDS)
-def test_windows(dtype, width):
-    assert choices("gpu", dtype, width).windowed == "cudnn"
-    table = window_table(np.random.default_rng(1), PATCHES, [64, 64, 1, 0, 16, 64, 33, 0], 64)
-    inputs = problem(dtype, width)
-    out = jax.jit(lambda *a: vision_ops("gpu").windowed(*a, table, SCALE / 2))(*inputs)
-    check(out, inputs, window_attention_reference, table, SCALE / 2)
+def test_windows_through_cudnn(dtype, width):
+    windows = offsets(64, 64, 1, 0, 16, 64, 33, 0)
+    inputs = problem(dtype, width, real=int(windows[-1]))
+    out = jax.jit(lambda *a: attention_cudnn.window_attention_cudnn(*a, windows, SCALE / 2, 64))(*inputs)
+    check(out, inputs, window_attention_reference, windows, SCALE / 2, 64)
 
 
 def sequences(lengths, width, filler=np.nan):

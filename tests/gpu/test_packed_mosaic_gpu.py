@@ -13,7 +13,7 @@ from attention_kit import SCALE, normal, offsets, with_padding
 from tolerances import HALF_ATTENTION
 
 from kernels_pallas import mosaic
-from kernels_pallas.dispatch import choices, local_device
+from kernels_pallas.dispatch import choices, local_device, vision_ops
 from kernels_pallas.reference import packed_attention_reference
 
 pytestmark = pytest.mark.skipif(
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.skipif(
 
 WIDTHS = sorted(mosaic.packed_tuning())
 ODD, ALIGNED, TINY = (300, 1, 0, 699, 776, 0), (1024, 1024), (5, 4, 66, 125, 8)
+# Windows of up to 64 patches that start at multiples of 4, and a bucket's unused ones.
+WINDOWS = (*[64] * 4, 4, *[64] * 3, 48, 16, 12, 64, 36, 4, *[0] * 6)
 
 
 def problem(width, tokens, real, heads=4, kv_heads=4, filler=np.nan, dtype="bfloat16"):
@@ -31,11 +33,11 @@ def problem(width, tokens, real, heads=4, kv_heads=4, filler=np.nan, dtype="bflo
     return [jnp.asarray(x, dtype) for x in inputs]
 
 
-def attend(inputs, cu, **changes):
+def attend(inputs, cu, longest=None, **changes):
     """Output in float32; `changes` go to the plan."""
     from kernels_pallas.packed_mosaic import make_plan, packed_attention_mosaic
 
-    plan = replace(make_plan(*inputs[:2], len(cu) - 1), **changes)
+    plan = replace(make_plan(*inputs[:2], len(cu) - 1, longest), **changes)
     out = jax.jit(lambda *a: packed_attention_mosaic(*a, SCALE / 2, plan))(*inputs, cu)
     return np.asarray(out, np.float32)
 
@@ -47,7 +49,9 @@ def check(out, inputs, cu):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_is_chosen_where_the_table_says(width):
-    assert (choices("gpu", "bfloat16", width).packed == "mosaic") == mosaic.packed_tuning()[width]["chosen"]
+    choice, tuning = choices("gpu", "bfloat16", width), mosaic.packed_tuning()[width]
+    assert (choice.packed == "mosaic") == tuning["chosen"]
+    assert (choice.windowed == "mosaic") == (tuning["chosen"] and tuning["short"]["chosen"])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -65,6 +69,23 @@ def test_other_plans(changes):
     cu = offsets(*ODD)
     inputs = problem(80, 2048, int(cu[-1]))
     check(attend(inputs, cu, **changes), inputs, cu)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_windows(width):
+    cu = offsets(*WINDOWS)
+    inputs = problem(width, 1024, int(cu[-1]))
+    out = attend(inputs, cu, longest=64)
+    check(out, inputs, cu)
+    np.testing.assert_array_equal(out[cu[-1] :], 0)
+
+
+def test_windows_as_a_tower_has_them():
+    cu = offsets(*WINDOWS)
+    clean, dirty = (problem(80, 1024, int(cu[-1]), filler=x) for x in (0.0, np.nan))
+    run = jax.jit(lambda *a: vision_ops("gpu").windowed(*a, cu, SCALE / 2, 64).astype(jnp.float32))
+    np.testing.assert_array_equal(run(*dirty), run(*clean))
+    check(run(*dirty), dirty, cu)
 
 
 def test_grouped_heads_and_float16():

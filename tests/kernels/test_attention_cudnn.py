@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_kit import SCALE, Sequences, normal, offsets, window_table, with_padding
+from attention_kit import SCALE, Sequences, normal, offsets, with_padding
 from tolerances import OTHER_LAYOUT
 
 from kernels_pallas import attention_cudnn, cudnn
@@ -77,11 +77,11 @@ def test_packed(lengths, causal):
 @pytest.mark.usefixtures("stand_in")
 def test_windows():
     rng = np.random.default_rng(0)
-    table = window_table(rng, 40, [8, 3, 0, 7], 8)
-    inputs = tuple(normal(rng, 40, n, 8) for n in (4, 2, 2))
-    expected = jax.jit(window_attention_reference, static_argnums=4)(*inputs, table, SCALE)
-    run = jax.jit(lambda *a: attention_cudnn.window_attention_cudnn(*a, SCALE))
-    np.testing.assert_allclose(run(*inputs, table), expected, atol=OTHER_LAYOUT)
+    windows = offsets(8, 3, 0, 7)
+    inputs = tuple(with_padding(normal(rng, 40, n, 8), 18, np.nan) for n in (4, 2, 2))
+    expected = jax.jit(lambda *a: window_attention_reference(*a, SCALE, 8))(*inputs, windows)
+    run = jax.jit(lambda *a: attention_cudnn.window_attention_cudnn(*a, SCALE, 8))
+    np.testing.assert_allclose(run(*inputs, windows), expected, atol=OTHER_LAYOUT)
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -40,14 +40,21 @@ def test_choice(monkeypatch, device, dtype, head_dim, expected):
 
 
 @pytest.mark.parametrize(
-    ("version", "head_dim", "packed"),
-    [((0, 11, 2), 80, "mosaic"), ((0, 11, 2), 128, "cudnn"), ((0, 10, 2), 80, "cudnn")],
+    ("version", "head_dim", "packed", "windowed"),
+    [
+        ((0, 11, 2), 80, "mosaic", "mosaic"),
+        ((0, 11, 2), 72, "mosaic", "cudnn"),
+        ((0, 11, 2), 128, "cudnn", "cudnn"),
+        ((0, 10, 2), 80, "cudnn", "cudnn"),
+    ],
 )
-def test_packed_depends_on_measurements_and_release(monkeypatch, version, head_dim, packed):
+def test_the_tower_depends_on_measurements_and_release(monkeypatch, version, head_dim, packed, windowed):
+    flags = {72: (True, False), 80: (True, True), 128: (False, True)}
+    table = {width: {"chosen": plain, "short": {"chosen": short}} for width, (plain, short) in flags.items()}
     monkeypatch.setattr(jax, "__version_info__", version)
-    monkeypatch.setattr(mosaic, "packed_tuning", lambda: {80: {"chosen": True}, 128: {"chosen": False}})
+    monkeypatch.setattr(mosaic, "packed_tuning", lambda: table)
     choice = choose(HOPPER, "bfloat16", head_dim)
-    assert (choice.packed, choice.prefill) == (packed, "cudnn")
+    assert (choice.packed, choice.windowed, choice.prefill) == (packed, windowed, "cudnn")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,20 @@ def test_lowers_for_hopper(width, sizes):
 
 
 @needs_mosaic
+@pytest.mark.parametrize("width", sorted(mosaic.packed_tuning()))
+def test_windows_lower_for_hopper(width):
+    traced = jax.jit(lambda *a: dispatch._WINDOWED["mosaic"](*a, SCALE, 64)).trace(*shapes(width, segments=40))
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(("longest", "short"), [(64, True), (65, False), (None, False)])
+def test_short_segments_have_sizes_of_their_own(longest, short):
+    q, k, _, _ = shapes(80)
+    row = mosaic.packed_tuning()[80]
+    assert make_plan(q, k, 4, longest).groups == (row["short"] if short else row)["groups"]
+
+
+@needs_mosaic
 def test_gradients_are_those_of_xla():
     q, _, _, cu = shapes(80, tokens=64, heads=2, kv_heads=2, segments=1)
 
@@ -103,6 +117,7 @@ def interpreted(monkeypatch):
         ((60, 130, 60), {"heads": 4, "kv_heads": 2}),
         ((150, 1, 90), {"groups": 3, "keys": 128, "stages": 4}),
         ((9, 9, 9), {"heads": 2, "segments": 20}),
+        ((4, 64, 64), {"groups": 1, "segments": 6}),
     ],
     ids=str,
 )
@@ -133,10 +148,11 @@ def test_what_is_served(monkeypatch, dtype, width, served):
     assert mosaic.serves_packed(dtype, width) == served
 
 
+@pytest.mark.parametrize("longest", [None, 64])
 @pytest.mark.parametrize("width", sorted(mosaic.packed_tuning()))
-def test_blocks_fit_into_shared_memory(width):
+def test_blocks_fit_into_shared_memory(width, longest):
     q, k, _, _ = shapes(width)
-    plan = make_plan(q, k, 4)
+    plan = make_plan(q, k, 4, longest)
     assert 2 * width * (plan.rows + 2 * plan.stages * plan.keys) < 227 << 10
     assert plan.groups * plan.registers[0] + plan.registers[1] <= 512
 

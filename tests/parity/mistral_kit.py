@@ -67,7 +67,8 @@ def pack(family: str, inputs, table: np.ndarray, *, extra: int = 0, garbage: int
         num_patches=np.int32(offsets[-1]),
         positions=np.pad(np.array(positions, np.int32), ((0, extra), (0, 0))),
         cu_seqlens=np.append(offsets, offsets[-1]).astype(np.int32),
-        window_index=np.zeros((0, 0), np.int32),
+        window_seqlens=np.zeros(1, np.int32),
+        row_order=np.zeros(0, np.int32),
     )
 
 

@@ -155,12 +155,11 @@ def frame_order(height: int, width: int, merge: int) -> list[tuple[int, int]]:
 def pack(
     patches: np.ndarray, grids: list[tuple[int, int, int]], cfg, *, extra: int = 0, garbage: int = 0
 ) -> VisionInputs:
-    """Packed inputs of `grids`, with `extra` padded patches filled with byte `garbage` and one empty segment."""
-    merge, total = cfg.vision.merge, len(patches) + extra
+    """Packed inputs of `grids`, with `extra` padded patches filled with byte `garbage`, an empty segment and window."""
+    merge = cfg.vision.merge
     positions, lengths, windows = [], [], []
     taps: tuple[list, list] = ([], [])
-    capacity = cfg.window_capacity
-    side = int(capacity**0.5) // merge if capacity else 0
+    side = int(cfg.window_capacity**0.5) // merge
     for t, h, w in grids:
         order = frame_order(h, w, merge)
         for _ in range(t):
@@ -174,14 +173,17 @@ def pack(
                 members: dict[tuple[int, int], list[int]] = {}
                 for i, (row, column) in enumerate(order):
                     members.setdefault((row // merge // side, column // merge // side), []).append(start + i)
-                windows += [ids + [total] * (capacity - len(ids)) for _, ids in sorted(members.items())]
-    offsets = np.cumsum([0, *lengths])
+                windows += [ids for _, ids in sorted(members.items())]
+    order = np.concatenate(windows) if side else np.arange(len(patches))
+    rows = np.append(np.argsort(order[:: merge**2]), np.arange(extra // merge**2))  # padded ones repeat some
+    offsets, starts = np.cumsum([0, *lengths, 0]), np.cumsum([0, *map(len, windows), 0])
     inputs = VisionInputs(
-        patches=np.pad(patches, ((0, extra), (0, 0)), constant_values=garbage),
+        patches=np.pad(patches[order], ((0, extra), (0, 0)), constant_values=garbage),
         num_patches=np.int32(len(patches)),
-        positions=np.pad(np.array(positions, np.int32), ((0, extra), (0, 0))),
-        cu_seqlens=np.append(offsets, offsets[-1]).astype(np.int32),
-        window_index=np.array([*windows, [total] * capacity], np.int32) if side else np.zeros((0, 0), np.int32),
+        positions=np.pad(np.array(positions, np.int32)[order], ((0, extra), (0, 0))),
+        cu_seqlens=offsets.astype(np.int32),
+        window_seqlens=(starts if side else starts[:1]).astype(np.int32),
+        row_order=(rows if side else rows[:0]).astype(np.int32),
     )
     if not hasattr(cfg.vision, "table_side"):
         return inputs

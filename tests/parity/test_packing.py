@@ -13,7 +13,7 @@ from transformers import vision_utils
 
 from mmjax.errors import EngineError
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey, Modality, VideoMetadata
-from mmjax.models.images.packing import window_table
+from mmjax.models.images.packing import window_order
 from mmjax.models.qwen3_vl.packing import pack_with_taps, table_taps
 from mmjax.models.qwen_shared.sizes import count_windows, fewest_blocks, most_blocks, smart_resize
 
@@ -44,16 +44,16 @@ def test_tables_equal_the_reference(items):
     packed = mine.pack(batch, bucket(batch, 8, 2, 3))
     grids = torch.tensor([item.plan.grid for item in batch])
     order, offsets = vision_utils.get_vision_window_index(grids, 2, 112, 14)
-    blocks = np.split(order.numpy(), torch.unique_consecutive(offsets).numpy()[1:-1] // 4)
-    expected = [np.sort((block[:, None] * 4 + np.arange(4)).ravel()).tolist() for block in blocks]
-    total = packed.patches.shape[0]
-    found = [row[row < total].tolist() for row in packed.window_index]
-    assert found == [*expected, [], [], []]
+    windows = torch.unique_consecutive(offsets).tolist()
+    assert packed.window_seqlens.tolist() == [*windows, *[windows[-1]] * 3]
+    assert packed.row_order[: len(order)].tolist() == torch.argsort(order).tolist()
+    assert packed.row_order.max() < len(packed.row_order) == len(order) + 2
 
     segments = vision_utils.get_vision_cu_seqlens(grids).tolist()
     assert packed.cu_seqlens.tolist() == [*segments, segments[-1], segments[-1]]
     assert packed.num_patches == segments[-1]
-    np.testing.assert_array_equal(packed.patches[: segments[-1]], np.concatenate([item.patches for item in batch]))
+    blocks = np.concatenate([item.patches for item in batch]).reshape(len(order), -1)
+    np.testing.assert_array_equal(packed.patches[: segments[-1]].reshape(blocks.shape), blocks[order])
 
 
 def test_positions_equal_the_reference(items):
@@ -61,7 +61,8 @@ def test_positions_equal_the_reference(items):
     packed = mine.pack(batch, bucket(batch))
     grids = torch.tensor([item.plan.grid for item in batch])
     expected = vision_utils.get_vision_position_ids(grids, 2).numpy()
-    np.testing.assert_array_equal(packed.positions, expected)
+    order, _ = vision_utils.get_vision_window_index(grids, 2, 112, 14)
+    np.testing.assert_array_equal(packed.positions.reshape(-1, 4, 2), expected.reshape(-1, 4, 2)[order])
 
 
 def test_padding_never_carries_old_values(items):
@@ -72,7 +73,7 @@ def test_padding_never_carries_old_values(items):
     np.testing.assert_array_equal(part.patches[:real], full.patches[:real])
     assert not part.patches[real:].any()
     assert not part.positions[real:].any()
-    assert (part.window_index[batch[0].plan.windows :] == len(part.patches)).all()
+    assert (part.window_seqlens[batch[0].plan.windows :] == real).all()
 
 
 @pytest.mark.parametrize(
@@ -84,20 +85,23 @@ def test_a_bucket_that_is_too_small_is_named(items, short, message):
         mine.pack(batch, bucket(batch, *short))
 
 
-def test_towers_without_windows_get_an_empty_table(tmp_path):
+def test_towers_without_windows_get_no_windows_and_no_order(tmp_path):
     mine = processor(tmp_path, Config(Vision()))
     item = mine.image(noise(0, 60, 60, 3), {})
     assert item.plan.windows == mine.worst_windows(1000) == 0
-    assert mine.pack([item], bucket([item])).window_index.shape == (0, 0)
+    packed = mine.pack([item], bucket([item]))
+    assert (packed.window_seqlens.tolist(), packed.row_order.tolist()) == ([0], [])
+    np.testing.assert_array_equal(packed.patches, item.patches)
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.integers(1, 13), columns=st.integers(1, 13), side=st.integers(1, 5))
 def test_windows_hold_every_patch_once(rows, columns, side):
-    table = window_table(2 * rows, 2 * columns, 2, side)
-    assert len(table) == count_windows(rows, columns, side)
-    assert sorted(table[table >= 0].tolist()) == list(range(4 * rows * columns))
-    assert (np.diff((table >= 0).astype(int), axis=1) <= 0).all()  # holes come last
+    order, lengths = window_order(2 * rows, 2 * columns, 2, side)
+    assert len(lengths) == count_windows(rows, columns, side)
+    assert sorted(order.tolist()) == list(range(rows * columns))
+    assert lengths.sum() == 4 * rows * columns
+    assert 0 < lengths.min() <= lengths.max() <= 4 * side**2
 
 
 def reference_taps(grids: torch.Tensor, side: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ from mmjax.demo.training.examples import Example, random_example
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey, ItemPlan, Modality, ProcessedItem, VideoMetadata
 from mmjax.models.family import Processor
 
+VISION_FIELDS = ("patches", "num_patches", "positions", "cu_seqlens", "window_seqlens", "row_order")
 BACKGROUND, UNSURE = 0, -1
 # Solid part of each kind of shape, as a share of its radius.
 SOLID = {"circle": 0.95, "square": 0.7, "triangle": 0.48, "star": 0.42}
@@ -24,7 +25,7 @@ MISSES = 10  # examples in a row that fit nowhere before a batch counts as full
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Slots of a batch and what one slot holds: patches P, text tokens T, segments S, window rows W, questions."""
+    """Slots of a batch and what one slot holds: patches P, text tokens T, segments S, windows W, questions."""
 
     slots: int
     patches: int = 1024
@@ -33,7 +34,6 @@ class BatchShape:
     windows: int = 64
     questions: int = 48
     patch_values: int = 1176
-    window_capacity: int = 64
 
     @property
     def rows(self) -> int:
@@ -50,7 +50,8 @@ class BatchShape:
             "num_patches": ((), np.int32),
             "positions": ((self.patches, 2), np.int32),
             "cu_seqlens": ((self.segments + 1,), np.int32),
-            "window_index": ((self.windows, self.window_capacity), np.int32),
+            "window_seqlens": ((self.windows + 1,), np.int32),
+            "row_order": ((self.rows,), np.int32),
             "cell_colour": ((self.rows,), np.int32),
             "cell_shape": ((self.rows,), np.int32),
             "token_ids": ((self.tokens,), np.int32),
@@ -209,7 +210,7 @@ class Packer:
                     slot["cell_colour"][row:end], slot["cell_shape"][row:end] = cell_labels(scene, height, width)
                     row = end
         packed = self._processor.pack(items, shape.bucket)
-        for name in ("patches", "num_patches", "positions", "cu_seqlens", "window_index"):
+        for name in VISION_FIELDS:
             slot[name][...] = getattr(packed, name)
 
 

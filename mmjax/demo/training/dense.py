@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels_pallas.dispatch import VisionOps
-from kernels_pallas.window_xla import gather_windows, rows_to_patches
+from kernels_pallas.window_xla import gather_windows, rows_to_patches, window_table
 
 
 class Conversation(NamedTuple):
@@ -52,13 +52,15 @@ def windowed(
     q: Float[Array, "P N D"],
     k: Float[Array, "P K D"],
     v: Float[Array, "P K D"],
-    window_index: Int[Array, "W C"],
+    window_seqlens: Int[Array, "W+1"],
     scale: float,
+    capacity: int,
 ) -> Float[Array, "P N D"]:
-    """Attention within the windows of the table."""
-    mask = jnp.broadcast_to((window_index < len(q))[:, None, :], (*window_index.shape, window_index.shape[1]))
-    out = masked_attention(*(gather_windows(x, window_index) for x in (q, k, v)), mask, scale)
-    return rows_to_patches(out.reshape(-1, *q.shape[1:]), window_index, len(q))
+    """Attention within windows of at most `capacity` patches."""
+    table = window_table(window_seqlens, capacity, len(q))
+    mask = jnp.broadcast_to((table < len(q))[:, None, :], (*table.shape, capacity))
+    out = masked_attention(*(gather_windows(x, table) for x in (q, k, v)), mask, scale)
+    return rows_to_patches(out.reshape(-1, *q.shape[1:]), table, len(q))
 
 
 def attend(

@@ -12,13 +12,12 @@ from jaxtyping import Array, Float, Int
 
 from kernels_pallas.window_xla import gather_windows
 from mmjax.demo.scenes import COLOURS, SHAPES
-from mmjax.demo.training.batches import UNSURE
+from mmjax.demo.training.batches import UNSURE, VISION_FIELDS
 from mmjax.demo.training.dense import OPS, Conversation, attend
 from mmjax.layers.fusion import StepTokens
 from mmjax.models.family import Family, ModelConfig
 from mmjax.models.vision_inputs import VisionInputs
 
-VISION_FIELDS = ("patches", "num_patches", "positions", "cu_seqlens", "window_index")
 BETAS, EPS, DECAY, MAX_NORM = (0.9, 0.98), 1e-8, 0.02, 1.0
 MUON, MOMENTUM = ("qkv", "o", "proj", "gate_up", "down", "fc1", "fc2"), 0.95
 

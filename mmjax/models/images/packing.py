@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index tables of vision towers that merge blocks of patches, and packing of several items into a padded batch."""
+"""Orders of patches in vision towers that merge blocks of them, and packing of several items into a padded batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int, Int32, Shaped
 
 from mmjax.errors import EngineError
 from mmjax.inputs.items import EncoderBucket, ProcessedItem
@@ -23,27 +23,26 @@ def grid_positions(height: int, width: int, merge: int) -> Int32[np.ndarray, "P 
 
 
 @lru_cache(maxsize=256)
-def window_table(height: int, width: int, merge: int, side: int) -> Int32[np.ndarray, "W C"]:
-    """Patches of each window of a frame of `height` x `width` patches, ascending; holes, at the end, are -1. Read-only.
+def window_order(
+    height: int, width: int, merge: int, side: int
+) -> tuple[Int[np.ndarray, " blocks"], Int32[np.ndarray, " W"]]:
+    """Merge blocks of a frame of `height` x `width` patches, window after window, and the patches of each. Read-only.
 
-    A window has `side` x `side` merge blocks; windows start at the top left, and those on the far edges are cut.
+    A window has `side` x `side` merge blocks; windows start at the top left, row by row, and those on the far edges are
+    cut. Blocks of a window keep their order.
     """
     rows, columns = height // merge, width // merge
-    down, across = -(-rows // side), -(-columns // side)
-    last = rows * columns  # stands for a hole while sorting
-    blocks = np.full((down * side, across * side), last, np.int32)
-    blocks[:rows, :columns] = np.arange(last, dtype=np.int32).reshape(rows, columns)
-    windows = blocks.reshape(down, side, across, side).transpose(0, 2, 1, 3).reshape(down * across, side * side)
-    windows = np.sort(windows, axis=1)
-    patches = windows[:, :, None] * merge**2 + np.arange(merge**2, dtype=np.int32)
-    patches[windows == last] = -1
-    return read_only(patches.reshape(down * across, -1))
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    window = row // side * -(-columns // side) + column // side
+    return read_only(np.argsort(window, kind="stable")), read_only(np.bincount(window).astype(np.int32) * merge**2)
 
 
 def pack_items(
     items: Sequence[ProcessedItem], bucket: EncoderBucket, *, patch_values: int, merge: int, window_side: int
 ) -> VisionInputs:
     """The inputs of one encoder call, freshly made numpy arrays of the bucket's shapes.
+
+    With windows, the merge blocks of each frame are packed window after window.
 
     Args:
       items: at most what the bucket holds in patches, contexts and window rows, else EngineError.
@@ -53,7 +52,6 @@ def pack_items(
       window_side: merge blocks along one side of a window; 0 for towers without windows.
     """
     tokens, contexts = bucket.key
-    capacity = (window_side * merge) ** 2
     lengths = [length for item in items for length in item.plan.contexts]
     windows = sum(item.plan.windows for item in items) if window_side else 0
     for name, needed, room in (
@@ -66,30 +64,48 @@ def pack_items(
     patches = np.empty((tokens, patch_values), np.uint8)
     patches[sum(lengths) :] = 0
     positions = np.zeros((tokens, 2), np.int32)
-    table = np.full((bucket.window_rows, capacity), tokens, np.int32)
+    row_order = np.arange(tokens // merge**2 if window_side else 0, dtype=np.int32)
+    window_lengths: list[int] = []
 
-    patch = row = 0
+    patch = 0
     for item in items:
         frames, height, width = item.plan.grid
-        patches[patch : patch + len(item.patches)] = item.patches
-        for _ in range(frames):
-            positions[patch : patch + height * width] = grid_positions(height, width, merge)
+        grid = grid_positions(height, width, merge)
+        for frame in item.patches.reshape(frames, len(grid), patch_values):
+            here = slice(patch, patch + len(grid))
             if window_side:
-                frame = window_table(height, width, merge, window_side)
-                target = table[row : row + len(frame)]
-                np.copyto(target, frame + np.int32(patch), where=frame >= 0)
-                row += len(frame)
-            patch += height * width
-    offsets = np.full(contexts + 1, patch, np.int32)
-    offsets[0] = 0
-    offsets[1 : len(lengths) + 1] = np.cumsum(lengths)
+                order, sizes = window_order(height, width, merge, window_side)
+                _take_blocks(frame, order, patches[here])
+                _take_blocks(grid, order, positions[here])
+                row = patch // merge**2
+                row_order[row + order] = np.arange(row, row + len(order))
+                window_lengths.extend(sizes)
+            else:
+                patches[here], positions[here] = frame, grid
+            patch += len(grid)
     return VisionInputs(
         patches=patches,
         num_patches=np.array(patch, np.int32),
         positions=positions,
-        cu_seqlens=offsets,
-        window_index=table,
+        cu_seqlens=_offsets(lengths, contexts),
+        window_seqlens=_offsets(window_lengths, bucket.window_rows),
+        row_order=row_order,
     )
+
+
+def _take_blocks(
+    source: Shaped[np.ndarray, "P values"], order: Int[np.ndarray, " blocks"], out: Shaped[np.ndarray, "P values"]
+) -> None:
+    """Writes the merge blocks of `source` to `out`, contiguous like it, in this order."""
+    # Where an index may raise, numpy writes through a buffer.
+    np.take(source.reshape(len(order), -1), order, axis=0, out=out.reshape(len(order), -1), mode="clip")
+
+
+def _offsets(lengths: Sequence[int], segments: int) -> Int32[np.ndarray, "S+1"]:
+    """Where each packed segment starts; trailing empty ones repeat the last offset."""
+    offsets = np.zeros(segments + 1, np.int32)
+    offsets[1 : len(lengths) + 1] = lengths
+    return np.cumsum(offsets, dtype=np.int32)
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vision tower of Qwen2.5-VL: RMSNorm and SwiGLU blocks, attention in windows with a few full blocks.
 
-The published model sorts patches by window before the blocks; here they keep their order and a table of indices names
-the patches of each window, which is the same arithmetic.
+Patches come sorted by window, so that a window is a packed segment like a frame; rows leave in their natural order.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ def encode(
 
     Args:
       pixel_table: the normalised value of every byte, per channel.
-      ops: static; `packed(q, k, v, cu_seqlens, scale)` attends within segments, `windowed(q, k, v, window_index,
-        scale)` within the windows of the table.
+      ops: static; `packed(q, k, v, cu_seqlens, scale)` attends within segments, `windowed(q, k, v, window_seqlens,
+        scale, capacity)` within windows of at most `capacity` patches.
     """
 
     def block(index: int, *arrays: Any) -> Array:
         full = index in cfg.vision.full_attention_blocks
-        segments = inputs.cu_seqlens if full else inputs.window_index
+        segments = inputs.cu_seqlens if full else inputs.window_seqlens
         return _block(*arrays, segments, cfg=cfg.vision, ops=ops, full=full)
 
     x = run_blocks(params, cfg, inputs, pixel_table, block)
     merger = params["merger"]
-    return merge_rows(rms_norm(x, merger["norm"], cfg.vision.norm_eps), merger)
+    return merge_rows(rms_norm(x, merger["norm"], cfg.vision.norm_eps), merger)[inputs.row_order]
 
 
 # A jitted function inside the jitted tower is traced and lowered once a kind of block, however many call it.
@@ -68,7 +67,7 @@ def _block(
     full: bool,
 ) -> Float[Array, "P E"]:
     normed = rms_norm(x, vectors["norm1"], cfg.norm_eps)
-    attend = ops.packed if full else ops.windowed
+    attend = ops.packed if full else partial(ops.windowed, capacity=cfg.window_capacity)
     out = tower_attention(normed, block["qkv"], vectors["qkv_bias"], cos, sin, cfg.num_heads, attend, segments)
     x = x + linear(out, block["proj"], vectors["proj_bias"])
     normed = rms_norm(x, vectors["norm2"], cfg.norm_eps)

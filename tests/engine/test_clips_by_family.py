@@ -207,7 +207,7 @@ def test_pictures_and_clips_in_any_order(tiny_llm, family, monkeypatch):
 
         def prefill(chunks, row_slots, original=runner.prefill):
             bucket = PrefillBucket(sum(map(len, chunks)), len(chunks))
-            inputs = runner._prefill_inputs(chunks, bucket, row_slots, any_prefix=True)
+            inputs, _ = runner._prefill_inputs(chunks, bucket, row_slots, any_prefix=True)
             arguments = (runner.family, runner.cfg, runner.params, runner._pool())
             hidden, deepstack, _ = embed_tokens(*arguments, inputs.token_ids, inputs.row_index)
             levels = [] if deepstack is None else list(deepstack)

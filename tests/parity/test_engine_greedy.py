@@ -123,7 +123,7 @@ def test_the_prefill_step_sees_the_decoder_input_of_transformers(tiny_llm, judge
 
         def prefill(chunks, row_slots, original=runner.prefill):
             tokens = sum(map(len, chunks))
-            inputs = runner._prefill_inputs(chunks, PrefillBucket(tokens, len(chunks)), row_slots, any_prefix=True)
+            inputs, _ = runner._prefill_inputs(chunks, PrefillBucket(tokens, len(chunks)), row_slots, any_prefix=True)
             pool = runner._pool()
             hidden, _, _ = embed_tokens(
                 runner.family, runner.cfg, runner.params, pool, inputs.token_ids, inputs.row_index

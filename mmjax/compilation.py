@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ahead-of-time compilation: lower in one thread, compile in a pool, keep results on disk, count what comes later."""
+"""Ahead-of-time compilation: load what is kept, lower the rest here, compile in a pool, count what comes later."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import jax
 from tqdm import tqdm
 
 from mmjax.errors import DeviceError
+from mmjax.executable_cache import NOTHING_KEPT, ExecutableCache
+from mmjax.fingerprint import UnstableError, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +26,30 @@ _BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 
 @dataclass(frozen=True)
 class Job:
-    """One executable to build: `function` is a jitted callable, `arguments` are ShapeDtypeStructs."""
+    """One executable to build: of a pure `function`, whose `arguments` are ShapeDtypeStructs."""
 
     name: str
-    function: Any
+    function: Callable
     arguments: tuple
     keep: Callable[[Any], None]  # receives the jax.stages.Compiled
+    donate: tuple[int, ...] = ()  # arguments that are updated in place
     gpu_options: Mapping[str, Any] = field(default_factory=dict)  # of the compiler, beside `GPU_OPTIONS`
+
+    def lower(self) -> jax.stages.Lowered:
+        """Traces the function."""
+        return jax.jit(self.function, donate_argnums=self.donate).lower(*self.arguments)
+
+    def options(self, device: jax.Device) -> dict[str, Any] | None:
+        """The compiler's."""
+        return GPU_OPTIONS | self.gpu_options if device.platform == "gpu" else None
+
+    def key(self, device: jax.Device) -> str | None:
+        """Of the executable in an `ExecutableCache`; None if it can't be told from others without tracing."""
+        try:
+            return fingerprint(device, self.function, self.arguments, self.donate, self.options(device))
+        except UnstableError as reason:
+            logger.debug("%s is compiled at every start: %s", self.name, reason)
+            return None
 
 
 # XLA's own matrix products through Triton: in stand-alone scripts on an H200 they were 2 to 4 % slower than cuBLAS, and
@@ -38,9 +57,19 @@ class Job:
 GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
 
-def compile_all(jobs: Iterable[Job], *, device: jax.Device, threads: int | None = None, progress: bool = True) -> None:
-    """Lowers each job in this thread (tracing is not parallel) while a pool compiles those lowered before it."""
-    jobs, on_gpu = list(jobs), device.platform == "gpu"
+def compile_all(
+    jobs: Iterable[Job],
+    *,
+    device: jax.Device,
+    kept: ExecutableCache = NOTHING_KEPT,
+    threads: int | None = None,
+    progress: bool = True,
+) -> None:
+    """Loads executables that are kept, in a pool; lowers the others here (tracing is not parallel), the pool compiles.
+
+    What is compiled is kept for the next start.
+    """
+    jobs = list(jobs)
     if not jobs:
         return
     threads = threads or min(16, os.cpu_count() or 1)
@@ -48,16 +77,32 @@ def compile_all(jobs: Iterable[Job], *, device: jax.Device, threads: int | None 
         ThreadPoolExecutor(threads, thread_name_prefix="mmjax-compile") as pool,
         tqdm(total=len(jobs), desc="compile", unit="step", disable=not progress, leave=False) as bar,
     ):
-        futures = {}
-        for job in jobs:
-            lowered = job.function.lower(*job.arguments)
-            options = GPU_OPTIONS | job.gpu_options if on_gpu else None
-            futures[pool.submit(lowered.compile, options)] = job
-        for future in as_completed(futures):
-            job = futures[future]
-            job.keep(future.result())
+
+        def ready(job: Job, executable: Any) -> None:
+            job.keep(executable)
             bar.set_postfix_str(job.name)
             bar.update()
+
+        keys = [job.key(device) for job in jobs]
+        loads = [pool.submit(kept.load, key, device) for key in keys]
+        compiling = {}
+        for job, key, load in zip(jobs, keys, loads, strict=True):
+            if (executable := load.result()) is not None:
+                ready(job, executable)
+            else:
+                compiling[pool.submit(_compile_and_keep, job.lower(), job.options(device), kept, key)] = job
+        for future in as_completed(compiling):
+            ready(compiling[future], future.result())
+    if compiling:
+        kept.prune()
+
+
+def _compile_and_keep(
+    lowered: jax.stages.Lowered, options: dict[str, Any] | None, kept: ExecutableCache, key: str | None
+) -> jax.stages.Compiled:
+    compiled = lowered.compile(options)
+    kept.store(key, compiled)
+    return compiled
 
 
 def bytes_needed(step: Any) -> int:

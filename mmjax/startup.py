@@ -24,6 +24,7 @@ from mmjax.engine.runner import ModelRunner
 from mmjax.engine.service import Service
 from mmjax.engine.trace import StepTrace
 from mmjax.errors import ConfigError
+from mmjax.executable_cache import NOTHING_KEPT, ExecutableCache
 from mmjax.models.family import Model
 from mmjax.reference.engine import ReferenceEngine
 
@@ -115,13 +116,17 @@ def build_machine(
     progress: bool,
 ) -> Machine:
     """Sizes, compiles and allocates everything that serving needs."""
+    kept = NOTHING_KEPT
     if engine.compilation_cache:
         use_persistent_cache()
+        kept = ExecutableCache.beside_jax()
     cfg = model.cfg
     config = resolve_engine(engine, device.platform, cfg.max_position_embeddings)
     budgets, encoder = _encoder(model, params, config, multimodal, device)
     start = time.perf_counter()
-    compile_jobs = partial(_compile, dtype=cfg.dtype, device=device, threads=config.compile_threads, progress=progress)
+    compile_jobs = partial(
+        _compile, dtype=cfg.dtype, device=device, kept=kept, threads=config.compile_threads, progress=progress
+    )
     text = None
     if not multimodal.mm_encoder_only:
         banned = model.processor.never_sampled if config.mask_placeholders else ()

@@ -67,21 +67,13 @@ class EncoderRunner:
             ),
         )
         copies = [
-            Job("read rows", jax.jit(read_rows), (pool, slots), partial(self._copies.__setitem__, "read")),
-            Job(
-                "write rows",
-                jax.jit(write_rows, donate_argnums=0),
-                (pool, rows, slots),
-                partial(self._copies.__setitem__, "write"),
-            ),
+            Job("read rows", read_rows, (pool, slots), partial(self._copies.__setitem__, "read")),
+            Job("write rows", write_rows, (pool, rows, slots), partial(self._copies.__setitem__, "write"), (0,)),
         ]
         jobs = [] if self._copies else copies
         if self.params is None:
             return jobs
-        encode = jax.jit(
-            partial(encode_step, self.family, self.cfg, vision_ops(self.device.platform)),
-            donate_argnums=2,
-        )
+        encode = partial(encode_step, self.family, self.cfg, vision_ops(self.device.platform))
         params, table = shapes_on(self.device, (self.params, self._table))
         for bucket in reversed(self.buckets):
             if bucket in self._encode:
@@ -89,7 +81,7 @@ class EncoderRunner:
             inputs = self.family.vision_inputs(self.cfg, bucket)
             inputs, row_slots = shapes_on(self.device, (inputs, shape((bucket.rows,), jnp.int32)))
             arguments = (params, table, pool, inputs, row_slots)
-            jobs.append(Job(_name(bucket), encode, arguments, partial(self._encode.__setitem__, bucket)))
+            jobs.append(Job(_name(bucket), encode, arguments, partial(self._encode.__setitem__, bucket), (2,)))
         return jobs
 
     def release(self) -> None:

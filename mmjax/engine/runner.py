@@ -151,7 +151,7 @@ class ModelRunner:
 
     def _prefill_jobs(self, kv: Sequence[jax.ShapeDtypeStruct]) -> list[Job]:
         attend = prefill_attention(self.device.platform)
-        step = jax.jit(partial(prefill_step, self.family, self.cfg, attend), donate_argnums=2)
+        step = partial(prefill_step, self.family, self.cfg, attend)
         pool = jax.ShapeDtypeStruct((self._pool_rows, self.cfg.row_width), self.cfg.dtype)
         params, pool = shapes_on(self.device, (self.params, pool))
         jobs = []
@@ -160,23 +160,22 @@ class ModelRunner:
                 inputs, _ = self._prefill_inputs([], bucket, None, any_prefix)
                 keep = partial(self._prefill.__setitem__, (bucket, any_prefix))
                 arguments = (params, pool, kv, shapes_on(self.device, inputs))
-                jobs.append(Job(_prefill_name(bucket, any_prefix), step, arguments, keep))
+                jobs.append(Job(_prefill_name(bucket, any_prefix), step, arguments, keep, (2,)))
         return jobs
 
     def _decode_jobs(self, state: EngineState) -> list[Job]:
         attend = decode_attention(self.device.platform)
-        step = jax.jit(partial(decode_step, self.family, self.cfg, attend), donate_argnums=1)
+        step = partial(decode_step, self.family, self.cfg, attend)
         params, jobs = shapes_on(self.device, self.params), []
         for size in reversed(self._decode_sizes):
             inputs = shapes_on(self.device, self._decode_inputs([], size))
             arguments = (params, state.kv, state.slots.last_token, inputs)
             keep, options = partial(self._decode.__setitem__, size), {"xla_gpu_enable_triton_gemm": size <= TRITON_ROWS}
-            jobs.append(Job(f"decode {size}", step, arguments, keep, options))
+            jobs.append(Job(f"decode {size}", step, arguments, keep, (1,), options))
         return jobs
 
     def _sample_jobs(self, slots: SlotState) -> list[Job]:
         """For every number of rows that a forward step leaves: any parameters, and none but plainly greedy ones."""
-        step = jax.jit(sample_step, donate_argnums=1)
         rows_of_prefill = {bucket.sequences for buckets in self._prefill_buckets.values() for bucket in buckets}
         jobs = []
         for rows in sorted({*rows_of_prefill, *self._decode_sizes}, reverse=True):
@@ -187,14 +186,13 @@ class ModelRunner:
                 inputs = (logits, np.zeros(rows, np.int32), None if greedy else self._sampling([], rows))
                 arguments = (*shapes_on(self.device, (self._banned,)), slots, *shapes_on(self.device, inputs))
                 keep = partial(self._sample.__setitem__, (rows, greedy))
-                jobs.append(Job(_sample_name(rows, greedy), step, arguments, keep))
+                jobs.append(Job(_sample_name(rows, greedy), sample_step, arguments, keep, (1,)))
         return jobs
 
     def _remember_job(self, slots: SlotState) -> Job:
         shapes = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (self.config.max_seq_len,)))
         scalar, tokens = shapes_on(self.device, tuple(shapes))
-        step = jax.jit(remember_tokens, donate_argnums=0)
-        return Job("remember", step, (slots, scalar, tokens, scalar, scalar), self._keep_remember)
+        return Job("remember", remember_tokens, (slots, scalar, tokens, scalar, scalar), self._keep_remember, (0,))
 
     def _keep_remember(self, compiled: Any) -> None:
         self._remember = compiled

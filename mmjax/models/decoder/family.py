@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mmjax.models.decoder import text
@@ -23,12 +24,8 @@ def decoder_family(
       fields: config, weights, canonical_name, encode and processor, as in `Family`; and any other field of it that
         differs from what is set here.
     """
-
-    def spec(cfg: VLMConfig) -> dict:
-        return {"vision": vision_spec(cfg), "text": text.text_spec(cfg)}
-
     shared = {
-        "spec": spec,
+        "spec": partial(_spec, vision_spec),
         "vision_inputs": vision_input_shapes,
         "embed": text.embed,
         "forward": text.forward,
@@ -37,3 +34,7 @@ def decoder_family(
         "deepstack_layers": deepstack_layers,
     }
     return Family(name=name, model_types=model_types or (name,), **(shared | fields))
+
+
+def _spec(vision_spec: Callable[[Any], dict], cfg: VLMConfig) -> dict:
+    return {"vision": vision_spec(cfg), "text": text.text_spec(cfg)}

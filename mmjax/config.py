@@ -54,7 +54,7 @@ class EngineConfig:
       mask_placeholders: never sample an id that stands for an image, clip or sound.
       trace_steps: rows of the step trace to keep (`LLM.trace`); 0 keeps none.
       compile_threads: threads that compile executables at start-up.
-      compilation_cache: keep compiled executables on disk between runs.
+      compilation_cache: keep compiled executables on disk between runs, and load them.
     """
 
     max_batch_size: int | None = None

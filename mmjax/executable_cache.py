@@ -82,17 +82,18 @@ class ExecutableCache:
             logger.debug("an executable can't be kept: %s", error)
             return
         try:
-            with tempfile.NamedTemporaryFile(dir=self.directory, delete=False) as file:
-                file.write(hashlib.sha256(content).digest() + content)
-            os.replace(file.name, path)
+            with tempfile.TemporaryDirectory(dir=self.directory) as folder:  # nobody sees half a file
+                whole = Path(folder) / path.name
+                whole.write_bytes(hashlib.sha256(content).digest() + content)
+                os.replace(whole, path)
         except OSError as error:
             logger.debug("an executable can't be kept: %s", error)
 
     def prune(self, most_bytes: int = MOST_BYTES) -> None:
         """Removes the least recently used files beyond `most_bytes`."""
         try:
-            files = [(path.stat(), path) for path in self.directory.iterdir()] if self.directory else []
-            for stat, path in sorted(files, key=lambda file: -file[0].st_mtime):
+            files = [path for path in self.directory.iterdir() if path.is_file()] if self.directory else []
+            for stat, path in sorted(((path.stat(), path) for path in files), key=lambda file: -file[0].st_mtime):
                 most_bytes -= stat.st_size
                 if most_bytes < 0:
                     path.unlink()

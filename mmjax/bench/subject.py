@@ -34,6 +34,7 @@ class Subject:
     """
 
     def __init__(self, name: str, dtype: str | None):
+        use_persistent_cache()  # drawing weights takes executables, too
         self.name, self.device = name, device_for()
         self.random = name in SIZES
         if self.random:
@@ -57,7 +58,6 @@ class Subject:
 
     def compile(self, jobs: Sequence[Job]) -> None:
         """Builds these executables as an engine would."""
-        use_persistent_cache()
         with jax.default_matmul_precision("highest" if self.cfg.dtype == "float32" else None):
             compile_all(jobs, device=self.device, kept=ExecutableCache.beside_jax(), progress=False)
 

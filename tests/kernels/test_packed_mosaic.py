@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import HALF_ATTENTION, OTHER_LAYOUT
 
-from kernels_pallas import dispatch, mosaic, packed_mosaic
-from kernels_pallas.packed_mosaic import Plan, make_plan, packed_attention_mosaic, tile_table
+from kernels_pallas import dispatch, mosaic, mosaic_attention
+from kernels_pallas.mosaic_attention import Plan
+from kernels_pallas.packed_mosaic import make_plan, packed_attention_mosaic, tile_table
 from kernels_pallas.packed_xla import packed_attention_xla
 from kernels_pallas.reference import packed_attention_reference
 
@@ -95,8 +96,8 @@ def interpreted(monkeypatch):
     import packed_stand_ins
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    monkeypatch.setattr(packed_mosaic, "_weigh", packed_stand_ins.weigh)
-    monkeypatch.setattr(packed_mosaic, "_store_some", packed_stand_ins.store_some)
+    monkeypatch.setattr(mosaic_attention, "_weigh", packed_stand_ins.weigh)
+    monkeypatch.setattr(mosaic_attention, "_store_some", packed_stand_ins.store_some)
 
     def run(q, k, v, cu, plan):
         with plgpu.force_gpu_interpret_mode():

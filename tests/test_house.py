@@ -59,7 +59,7 @@ def test_every_source_file_says_what_it_is():
 
 def test_no_shared_room_knows_a_family():
     """A family is its folder and a line of the registry: the engine, the encoder plane and the kernels serve any."""
-    names = re.compile("qwen|mistral|pixtral|hyperclova|deepseek", re.IGNORECASE)
+    names = re.compile("qwen|mistral|pixtral|hyperclova|deepseek|lighton", re.IGNORECASE)
     found = {
         f"{path.relative_to(ROOT)}:{number}"
         for path in SHARED

@@ -10,7 +10,17 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 
 from mmjax.errors import CheckpointError
-from mmjax.models import deepseek_v4_1, hyperclovax, mistral3, pixtral_12b, qwen2_5_vl, qwen2_vl, qwen3_vl, qwen3_vl_moe
+from mmjax.models import (
+    deepseek_v4_1,
+    hyperclovax,
+    lighton_ocr,
+    mistral3,
+    pixtral_12b,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_vl,
+    qwen3_vl_moe,
+)
 from mmjax.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -18,6 +28,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen2_5_vl.FAMILY,
     deepseek_v4_1.FAMILY,
     hyperclovax.FAMILY,
+    lighton_ocr.FAMILY,
     mistral3.FAMILY,
     pixtral_12b.FAMILY,
     qwen3_vl.FAMILY,

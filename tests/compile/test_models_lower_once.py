@@ -17,7 +17,7 @@ from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
 from mmjax.models.registry import family_for
 
 
-@pytest.fixture(params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "hyperclovax", "mistral3", "pixtral"])
+@pytest.fixture(params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "hyperclovax", "lighton_ocr", "mistral3", "pixtral"])
 def model(request, tiny_checkpoint):
     path: Path = tiny_checkpoint(request.param, layers=1, vision_depth=2).path
     hf = json.loads((path / "config.json").read_text())

@@ -20,6 +20,7 @@ MODELS = {
     "demo": PropertyModel((16,), 0.1),
     "deepseek_v4_1": PropertyModel((4,), 0.04),
     "hyperclovax": PropertyModel((16,), 0.075),
+    "lighton_ocr": PropertyModel((8,), 0.04),
     "mistral3": PropertyModel((8,), 0.06),
     "pixtral": PropertyModel((16,), 0.06),
     "qwen3_vl": PropertyModel((8,), 0.075),

@@ -14,7 +14,7 @@ import mmjax
 from mmjax.encoder.cache import EntryState
 from mmjax.inputs.items import Modality
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "mistral3", "pixtral")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "lighton_ocr", "mistral3", "pixtral")
 HOLE = 255  # a byte that no picture here holds after resizing
 
 

@@ -17,8 +17,8 @@ from mmjax.inputs.items import ProcessedItem
 from mmjax.loading import open_model
 from mmjax.models.steps import embed_tokens
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "hyperclovax", "mistral3", "pixtral")
-WITHOUT_CLIPS = ("mistral3", "pixtral")
+WITHOUT_CLIPS = ("mistral3", "pixtral", "lighton_ocr")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "hyperclovax", *WITHOUT_CLIPS)
 PARAMS = mmjax.SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=20)
 
 

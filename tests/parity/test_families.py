@@ -14,7 +14,7 @@ from mmjax.models.facts import FamilyFacts, Rotary, Span, TowerAttention, family
 from mmjax.models.registry import FAMILIES
 
 NAMES = [family.name for family in FAMILIES]
-WITHOUT_CLIPS = ("mistral3", "pixtral", "deepseek_v4_1")
+WITHOUT_CLIPS = ("lighton_ocr", "mistral3", "pixtral", "deepseek_v4_1")
 AGAIN = "run pytest tests/parity --record-parity"
 
 
@@ -46,6 +46,7 @@ def test_facts_are_those_of_the_code(facts, parity_record, pytestconfig, name):
         ("hyperclovax", (Span.WHOLE, True, 4, TowerAttention.WINDOWS, False, Rotary.PLAIN)),
         ("qwen3_vl", (Span.STEPS, True, 4, TowerAttention.FULL, True, Rotary.INTERLEAVED)),
         ("qwen3_vl_moe", (Span.STEPS, True, 4, TowerAttention.FULL, True, Rotary.INTERLEAVED)),
+        ("lighton_ocr", (Span.WHOLE, True, 4, TowerAttention.FULL, False, Rotary.PLAIN)),
         ("mistral3", (Span.BREAKS, False, 4, TowerAttention.FULL, False, Rotary.PLAIN)),
         ("pixtral", (Span.BREAKS, False, 1, TowerAttention.FULL, False, Rotary.PLAIN)),
         ("deepseek_v4_1", (Span.WHOLE, False, 9, TowerAttention.FULL, False, Rotary.PLAIN)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim: Mistral3 and Pixtral-12B compute what transformers computes: rows, decoder input, every layer, logits."""
+"""Claim: families with a Pixtral tower compute what transformers computes: rows, decoder input, every layer, logits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from mistral_kit import FAMILIES, PICTURES, pack, pictures, reference_inputs, reference_rows
+from mistral_kit import PICTURES, TOWERS, pack, pictures, reference_inputs, reference_rows
 from qwen_kit import REFERENCE_OPS
 from qwen_kit import ours as ours_of
-from tiny_families.mistral import ID
 
 from kernels_pallas.dispatch import reference_attention, vision_ops
 from mmjax.inputs.items import EncoderBucket, EncoderGraphKey
@@ -37,10 +36,10 @@ def reference_text(model, inputs) -> tuple[list[np.ndarray], np.ndarray]:
     return [state[0].float().numpy() for state in output.hidden_states], output.logits[0].float().numpy()
 
 
-def text_arguments(inputs, rows: np.ndarray) -> tuple:
+def text_arguments(checkpoint, inputs, rows: np.ndarray) -> tuple:
     """ids (0 where a row goes), row indices, the pool and positions, as the engine would hand them over."""
     ids = inputs["input_ids"][0].numpy().astype(np.int32)
-    is_row = ids == ID["[IMG]"]
+    is_row = ids == checkpoint.processor.image_token_id
     row_index = np.where(is_row, np.cumsum(is_row) - 1, max(1, len(rows))).astype(np.int32)
     pool = rows if len(rows) else np.full((1, 64), np.nan, np.float32)
     return np.where(is_row, 0, ids), row_index, pool, np.arange(len(ids), dtype=np.int32)[None]
@@ -51,7 +50,7 @@ def all_rows(ours, family: str, inputs) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ops", [REFERENCE_OPS, vision_ops("cpu")], ids=["reference", "xla"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TOWERS)
 def test_tower_gives_the_reference_rows(tiny_checkpoint, parity_record, family, ops):
     checkpoint = tiny_checkpoint(family)
     ours, inputs = ours_of(checkpoint), case_inputs(checkpoint, "pictures")
@@ -67,6 +66,7 @@ def test_tower_gives_the_reference_rows(tiny_checkpoint, parity_record, family, 
     [
         ("mistral3", {"projector_bias": True, "hidden_act": "gelu"}),
         ("pixtral", {"projector_bias": False, "hidden_act": "gelu"}),
+        ("lighton_ocr", {"vision_mlp": 544}),
         ("mistral3", {"vision_mlp": 544}),  # loads with 576 columns, the last 32 of them zero
     ],
     ids=str,
@@ -79,7 +79,7 @@ def test_other_towers_give_the_reference_rows(tiny_checkpoint, family, options):
     np.testing.assert_allclose(rows, expected, rtol=0, atol=tolerances.TOWER_ROWS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TOWERS)
 def test_the_processor_feeds_the_tower_the_same(tiny_checkpoint, family):
     """Through mmjax's own resizing, packing and byte table, into a bucket with room to spare."""
     checkpoint = tiny_checkpoint(family)
@@ -99,12 +99,12 @@ def test_the_processor_feeds_the_tower_the_same(tiny_checkpoint, family):
 
 
 @pytest.mark.parametrize("case", list(CASES))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TOWERS)
 def test_every_layer_and_the_logits_match(tiny_checkpoint, parity_record, family, case):
     checkpoint = tiny_checkpoint(family)
     ours, inputs = ours_of(checkpoint), case_inputs(checkpoint, case)
     hidden, logits = reference_text(checkpoint.model, inputs)
-    arguments = text_arguments(inputs, all_rows(ours, family, inputs))
+    arguments = text_arguments(checkpoint, inputs, all_rows(ours, family, inputs))
     around, our_logits = ours.layers_and_logits(text.layer_outputs, *arguments)
     assert len(around) == ours.cfg.num_layers + 1
     # The first is the fused input; transformers stores the last state after the final norm, which the logits cover.
@@ -115,18 +115,20 @@ def test_every_layer_and_the_logits_match(tiny_checkpoint, parity_record, family
     parity_record.difference(family, "logits", our_logits, logits)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TOWERS)
 def test_tied_head_is_the_embedding(tiny_checkpoint, family):
     checkpoint = tiny_checkpoint(family, layers=1, vision_depth=1, tie=True)
     ours, inputs = ours_of(checkpoint), case_inputs(checkpoint, "text")
     assert "lm_head" not in ours.params["text"]
     _, logits = reference_text(checkpoint.model, inputs)
-    _, our_logits = ours.layers_and_logits(text.layer_outputs, *text_arguments(inputs, np.zeros((0, 64), np.float32)))
+    _, our_logits = ours.layers_and_logits(
+        text.layer_outputs, *text_arguments(checkpoint, inputs, np.zeros((0, 64), np.float32))
+    )
     np.testing.assert_allclose(our_logits, logits, rtol=0, atol=tolerances.LOGITS)
 
 
 @pytest.mark.parametrize("ops", [REFERENCE_OPS, vision_ops("cpu")], ids=["reference", "xla"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TOWERS)
 def test_padding_never_reaches_real_rows(tiny_checkpoint, family, ops):
     checkpoint = tiny_checkpoint(family)
     ours, inputs = ours_of(checkpoint), case_inputs(checkpoint, "picture")
@@ -136,7 +138,7 @@ def test_padding_never_reaches_real_rows(tiny_checkpoint, family, ops):
     np.testing.assert_allclose(padded[0], exact, rtol=0, atol=tolerances.OTHER_LAYOUT)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TOWERS)
 def test_bfloat16_errs_no_more_than_the_reference(tiny_checkpoint, family):
     checkpoint = tiny_checkpoint(family)
     inputs = case_inputs(checkpoint, "picture")
@@ -151,13 +153,13 @@ def test_bfloat16_errs_no_more_than_the_reference(tiny_checkpoint, family):
     _, their_logits = reference_text(low, inputs)
     ours = ours_of(checkpoint, "bfloat16")
     rows = all_rows(ours, family, inputs)
-    _, logits = ours.layers_and_logits(text.layer_outputs, *text_arguments(inputs, rows))
+    _, logits = ours.layers_and_logits(text.layer_outputs, *text_arguments(checkpoint, inputs, rows))
     for mine, theirs, exact in ((rows, their_rows, exact_rows), (logits, their_logits, exact_logits)):
         error, allowed = (np.sqrt(np.mean((x - exact) ** 2)) for x in (mine, theirs))
         assert error <= tolerances.BF16_ERROR_RATIO * allowed
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TOWERS)
 def test_gradients_reach_every_parameter(tiny_checkpoint, family):
     checkpoint = tiny_checkpoint(family, layers=1, vision_depth=2)
     ours = ours_of(checkpoint)

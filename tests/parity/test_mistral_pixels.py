@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim: pictures of Mistral3 and Pixtral-12B give transformers' sizes, spans and, exactly, its pixel values."""
+"""Claim: pictures of families with a Pixtral tower give transformers' sizes, spans and, exactly, its pixel values."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import tiny
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mistral_kit import FAMILIES, cut
+from mistral_kit import FAMILIES, TOWERS, cut
 from PIL import Image
 from pixels_kit import noise, pixel_values
+from tiny_families import lighton_ocr
 from tiny_families.mistral import ID, MERGE, PATCH, tokenizer
 from transformers.models.pixtral.image_processing_pixtral import get_resize_output_image_size
 
 from mmjax.errors import CheckpointError, RequestError
 from mmjax.inputs.items import Modality, VideoMetadata
 from mmjax.media import ImageSource, MediaOptions
+from mmjax.models.lighton_ocr.processing import LightOnOcrProcessor
 from mmjax.models.pixtral_shared.processing import PixtralProcessor
 from mmjax.models.pixtral_shared.sizes import stretched_size
 
@@ -43,38 +47,53 @@ class Config:
 
 def processor(folder, family: str, joint: dict | None = None, **pictures) -> PixtralProcessor:
     """Ours for a checkpoint whose image processor has these settings; `joint` are those of the processor around it."""
-    tokenizer().save_pretrained(folder)
+    (lighton_ocr.tokenizer() if family == "lighton_ocr" else tokenizer()).save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": EDGE}, **pictures}))
     if joint is not None:
         (folder / "processor_config.json").write_text(json.dumps(joint))
-    return PixtralProcessor.from_checkpoint(Config(Vision(PATCH[family], MERGE[family])), folder)
+    vision = Vision(PATCH[family], MERGE[family])
+    if family == "lighton_ocr":
+        return LightOnOcrProcessor.from_checkpoint(Config(vision, tiny.ID[lighton_ocr.IMAGE]), folder)
+    return PixtralProcessor.from_checkpoint(Config(vision), folder)
 
 
-def reference(family: str, **pictures) -> transformers.PixtralProcessor:
+def reference(family: str, **pictures) -> transformers.ProcessorMixin:
+    if family == "lighton_ocr":
+        return lighton_ocr.make_processor({"size": {"longest_edge": EDGE}, **pictures}, PATCH[family], MERGE[family])
     image = transformers.PixtralImageProcessor(**{"size": {"longest_edge": EDGE}, **pictures})
     return transformers.PixtralProcessor(image, tokenizer(), patch_size=PATCH[family], spatial_merge_size=MERGE[family])
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=TOWERS)
 def pair(request, tmp_path_factory):
     """(family, our processor, transformers')."""
     family = request.param
-    return family, processor(tmp_path_factory.mktemp(family), family), reference(family)
+    own = {"patch_size": PATCH[family]} if family == "lighton_ocr" else {}
+    return family, processor(tmp_path_factory.mktemp(family), family, **own), reference(family, **own)
 
 
 def assert_parity(pair, picture: Image.Image, rgb: np.ndarray, **options) -> None:
     """Transformers sees `picture`, we see `rgb`: grids, spans and values must be equal."""
     family, ours, theirs = pair
-    expected = theirs(text=["[IMG]"], images=[[picture]], return_tensors="np", add_special_tokens=False, **options)
-    item = ours.image(rgb, options)
+    image, merge = theirs.image_token, MERGE[family]
+    expected = theirs(text=[image], images=[[picture]], return_tensors="np", add_special_tokens=False, **options)
     height, width = (int(side) for side in expected["image_sizes"][0])
-    assert item.plan.grid == (1, height // PATCH[family], width // PATCH[family])
-    assert item.plan.encoder_tokens == len(item.patches) == item.plan.rows * MERGE[family] ** 2
+    grid = (height // PATCH[family], width // PATCH[family])
+    if min(grid) < merge:  # no row, where transformers' model fails
+        with pytest.raises(RequestError, match=f"too thin: it has {grid[0]} x {grid[1]} patches"):
+            ours.image(rgb, options)
+        return
+    item = ours.image(rgb, options)
+    assert item.plan.grid == (1, *grid)
+    assert item.plan.contexts[0] == grid[0] * grid[1]
+    assert item.plan.encoder_tokens == len(item.patches) == -(-item.plan.contexts[0] // merge**2) * merge**2
+    assert item.plan.rows == grid[0] // merge * (grid[1] // merge)
     assert item.plan.span_ids.tolist() == expected["input_ids"][0].tolist()
-    np.testing.assert_array_equal(item.plan.span_embed, item.plan.span_ids == ID["[IMG]"])
+    np.testing.assert_array_equal(item.plan.span_embed, item.plan.span_ids == theirs.image_token_id)
     assert item.plan.span_embed.sum() == item.plan.rows
     wanted = cut(family, expected["pixel_values"][0], (height, width))
-    assert np.abs(pixel_values(ours, item) - wanted).max() == 0.0
+    assert np.abs(pixel_values(ours, item)[: len(wanted)] - wanted).max() == 0.0
+    assert not item.patches[len(wanted) :].any()
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -141,6 +160,38 @@ def test_other_settings(tmp_path, family, variant):
     assert_parity(pair, Image.fromarray(rgb), rgb)
 
 
+@pytest.mark.parametrize("patch_size", [28, 42, {"height": 14, "width": 14}], ids=str)
+def test_sides_are_multiples_of_the_image_processors_own_patch(tmp_path, patch_size):
+    """Of LightOnOCR; the other families round to merge blocks whatever it says."""
+    rgb = noise(6, 90, 140, 3)
+    ours = processor(tmp_path, "lighton_ocr", patch_size=patch_size)
+    theirs = reference("lighton_ocr", patch_size=patch_size)
+    assert_parity(("lighton_ocr", ours, theirs), Image.fromarray(rgb), rgb)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "patch_size must be a multiple of the tower's patches, 14, got 16"),
+        ({"patch_size": {"height": 14, "width": 28}}, "patch_size must be a multiple"),
+        ({"patch_size": 14, "size": {"height": 90, "width": 90}}, "size must be {'longest_edge': pixels}"),
+        ({"patch_size": 14, "do_resize": False}, "do_resize is false"),
+        ({"patch_size": 14, "do_center_crop": True}, "do_center_crop is true"),
+        ({"patch_size": 14, "joint": {"spatial_merge_size": 1}}, "spatial_merge_size is 1, but config.json says 2"),
+    ],
+    ids=str,
+)
+def test_files_of_lighton_ocr_that_cannot_be_followed(tmp_path, files, message):
+    with pytest.raises(CheckpointError, match=message):
+        processor(tmp_path, "lighton_ocr", **files)
+
+
+def test_lighton_ocr_needs_the_token_of_its_config(tmp_path):
+    processor(tmp_path, "lighton_ocr", patch_size=14)
+    with pytest.raises(CheckpointError, match="no added token 300"):
+        LightOnOcrProcessor.from_checkpoint(Config(Vision(14, 2), 300), tmp_path)
+
+
 def test_class_defaults(tmp_path):
     tokenizer().save_pretrained(tmp_path)
     ours = PixtralProcessor.from_checkpoint(Config(Vision(16, 1)), tmp_path)
@@ -166,12 +217,14 @@ def test_sizes(height, width, factor, longest_edge):
 @given(st.integers(1, 2000), st.integers(1, 2000))
 def test_no_picture_exceeds_the_largest(pair, height, width):
     _, ours, _ = pair
-    if min(height, width) * EDGE > max(height, width):
-        most = ours.max_tokens_per_item()
-        assert ours.plan_image(height, width, {}).encoder_tokens <= most[Modality.IMAGE]
+    most = ours.max_tokens_per_item()[Modality.IMAGE]
+    with contextlib.suppress(RequestError):  # too thin
+        plan = ours.plan_image(height, width, {})
+        assert plan.encoder_tokens <= most
+        assert len(plan.contexts) <= ours.worst_contexts(plan.encoder_tokens)
     square = ours.plan_image(EDGE, EDGE, {})
-    assert square.encoder_tokens == ours.max_tokens_per_item()[Modality.IMAGE]
-    assert len(square.contexts) == ours.worst_contexts(square.encoder_tokens) == 1
+    assert square.encoder_tokens == most
+    assert len(square.contexts) == 1
 
 
 def test_what_is_strongly_shrunk_is_told(pair):

@@ -15,6 +15,7 @@ MODULES = {
     "qwen3_vl_moe": "tiny_families.qwen3_vl_moe",
     "hyperclovax": "tiny_families.hyperclovax",
     "deepseek_v4_1": "tiny_families.deepseek_v4_1",
+    "lighton_ocr": "tiny_families.lighton_ocr",
     "mistral3": "tiny_families.mistral",
     "pixtral": "tiny_families.mistral",
 }

@@ -26,8 +26,8 @@ SPECIALS = (
 )
 ID = {content: 256 + i for i, content in enumerate(SPECIALS)}
 VOCAB = 272  # more than the tokenizer knows
-PATCH = {"mistral3": 14, "pixtral": 16}
-MERGE = {"mistral3": 2, "pixtral": 1}
+PATCH = {"mistral3": 14, "pixtral": 16, "lighton_ocr": 14}
+MERGE = {"mistral3": 2, "pixtral": 1, "lighton_ocr": 2}
 
 CHAT_TEMPLATE = """\
 {{- bos_token -}}

@@ -67,7 +67,17 @@ def _windowed_mosaic(q, k, v, window_seqlens, scale, capacity):
 
 _PACKED = {"xla": packed_attention_xla, "cudnn": packed_attention_cudnn, "mosaic": _packed_mosaic}
 _WINDOWED = {"xla": window_attention_xla, "cudnn": window_attention_cudnn, "mosaic": _windowed_mosaic}
-_PREFILL = {"xla": paged_prefill_xla, "cudnn": paged_prefill_cudnn}
+
+
+def _prefill_mosaic(q, *rest):
+    if len(q) % mosaic.ROW_TILE:
+        return (paged_prefill_cudnn if cudnn.available() else paged_prefill_xla)(q, *rest)
+    from kernels_pallas.paged_prefill_mosaic import paged_prefill_mosaic
+
+    return paged_prefill_mosaic(q, *rest)
+
+
+_PREFILL = {"xla": paged_prefill_xla, "cudnn": paged_prefill_cudnn, "mosaic": _prefill_mosaic}
 
 
 def _decode_mosaic(*arguments):
@@ -94,7 +104,7 @@ class VisionOps(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """The implementation of each operation: "xla", "cudnn" or, save for prefill, "mosaic"."""
+    """The implementation of each operation: "xla", "cudnn" or "mosaic"."""
 
     packed: str = "xla"
     windowed: str = "xla"
@@ -136,7 +146,7 @@ def choose(device: Device, dtype: DTypeLike, head_dim: int, *, page: int = 64, g
     return AttentionChoice(
         packed="mosaic" if hopper and mosaic.serves_packed(dtype, head_dim) else packed,
         windowed="mosaic" if hopper and mosaic.serves_windows(dtype, head_dim) else "cudnn",
-        prefill=packed,
+        prefill="mosaic" if hopper and mosaic.serves_prefill(dtype, head_dim, page) else packed,
         decode="mosaic" if hopper and mosaic.serves_decode(dtype, head_dim, page, group) else private,
     )
 

@@ -42,8 +42,8 @@ def serves_decode(dtype: DTypeLike, head_dim: int, page: int, group: int) -> boo
 def packed_tuning() -> dict[int, dict]:
     """Sizes of the packed attention kernel by head dim, which is padded to `width`.
 
-    `chosen` where the kernel was measured to be the fastest there is. `short`: what differs for segments of at most
-    `SHORT` tokens.
+    `chosen` where the kernel was measured to be the fastest there is, `prefill` where the paged prefill kernel, which
+    shares its sizes, is. `short`: what differs for segments of at most `SHORT` tokens.
     """
     table = json.loads(resources.files("kernels_pallas").joinpath("packed_mosaic.json").read_text())
     return {row["head_dim"]: row for row in table["head_dims"]}
@@ -57,3 +57,9 @@ def serves_packed(dtype: DTypeLike, head_dim: int) -> bool:
 def serves_windows(dtype: DTypeLike, head_dim: int) -> bool:
     """Whether the packed attention kernel is the fastest for windows of inputs of this kind, too."""
     return serves_packed(dtype, head_dim) and packed_tuning()[head_dim]["short"]["chosen"]
+
+
+def serves_prefill(dtype: DTypeLike, head_dim: int, page: int) -> bool:
+    """Whether the paged prefill kernel takes such inputs and pages of `page` tokens."""
+    row = packed_tuning().get(head_dim, {"prefill": False})
+    return jnp.dtype(dtype) == jnp.bfloat16 and row["prefill"] and page in PAGES

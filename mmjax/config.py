@@ -219,8 +219,9 @@ class PrefillBucket(NamedTuple):
 def prefill_ladder(config: EngineConfig, platform: str) -> dict[bool, tuple[PrefillBucket, ...]]:
     """The prefill steps compiled for `platform` ("cpu" or "gpu"), by whether any of their sequences has a prefix.
 
-    A GPU makes the host wait in every layer to learn how long prefixes are: small steps, where it shows, are there
-    without that too. Small steps also pack few sequences: each costs time, chunk or no chunk.
+    Where our own kernel does not run, a GPU makes the host wait in every layer to learn how long prefixes are: small
+    steps, where it shows, are there without that too. Small steps also pack few sequences: each costs time, chunk or no
+    chunk.
     """
     most = config.max_prefill_sequences
     *smaller, top = sizes_up_to(config.max_num_tokens, min(64, config.max_num_tokens))

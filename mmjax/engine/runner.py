@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels_pallas.dispatch import PagedDecode, PagedPrefill, decode_attention, prefill_attention
+from kernels_pallas.dispatch import PagedDecode, PagedPrefill, choices, decode_attention, prefill_attention
 from mmjax.compilation import Job, device_errors, shapes_on
 from mmjax.config import EngineConfig, PrefillBucket, decode_ladder, prefill_ladder, smallest_fit
 from mmjax.engine.batch import Chunk, Layout, RowSlots, decode_arrays, prefill_arrays
@@ -78,7 +78,7 @@ class ModelRunner:
         self._pool_rows = pool_rows
         self._banned = jax.device_put(banned_mask(banned_ids, cfg.vocab_size), device)
         self._prefill_buckets = prefill_ladder(config, device.platform)
-        if not family.keeps_keys_and_values(cfg):  # layers that attend by themselves look for prefixes in any step
+        if not self._waits_for_prefixes():
             self._prefill_buckets.pop(False, None)
         self._decode_sizes = decode_ladder(config, device.platform)
         self._prefill: dict[tuple[PrefillBucket, bool], Any] = {}
@@ -88,6 +88,13 @@ class ModelRunner:
         self.state: EngineState | None = None
         self.layout: Layout | None = None
         self._make_state: Callable[[], EngineState] | None = None
+
+    def _waits_for_prefixes(self) -> bool:
+        """Whether a step without prefixes is quicker: not with our kernel, nor where layers attend by themselves."""
+        cfg, page = self.cfg, self.config.tokens_per_block
+        if not self.family.keeps_keys_and_values(cfg):
+            return False
+        return choices(self.device.platform, cfg.dtype, cfg.head_dim, page=page).prefill != "mosaic"
 
     # ---- start-up -------------------------------------------------------------------------------------------------
 

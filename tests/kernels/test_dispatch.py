@@ -35,7 +35,8 @@ ALL_XLA = AttentionChoice("xla", "xla", "xla", "xla")
 )
 def test_choice(monkeypatch, device, dtype, head_dim, expected):
     monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
-    monkeypatch.setattr(mosaic, "serves_packed", lambda *kind: False)
+    for name in ("serves_packed", "serves_prefill"):
+        monkeypatch.setattr(mosaic, name, lambda *kind: False)
     assert choose(device, dtype, head_dim) == expected
 
 
@@ -50,7 +51,10 @@ def test_choice(monkeypatch, device, dtype, head_dim, expected):
 )
 def test_the_tower_depends_on_measurements_and_release(monkeypatch, version, head_dim, packed, windowed):
     flags = {72: (True, False), 80: (True, True), 128: (False, True)}
-    table = {width: {"chosen": plain, "short": {"chosen": short}} for width, (plain, short) in flags.items()}
+    table = {
+        width: {"chosen": plain, "short": {"chosen": short}, "prefill": False}
+        for width, (plain, short) in flags.items()
+    }
     monkeypatch.setattr(jax, "__version_info__", version)
     monkeypatch.setattr(mosaic, "packed_tuning", lambda: table)
     choice = choose(HOPPER, "bfloat16", head_dim)
@@ -69,6 +73,21 @@ def test_the_tower_depends_on_measurements_and_release(monkeypatch, version, hea
 def test_decode_depends_on_pages_heads_and_release(monkeypatch, version, page, group, decode):
     monkeypatch.setattr(jax, "__version_info__", version)
     assert choose(HOPPER, "bfloat16", 128, page=page, group=group).decode == decode
+
+
+@pytest.mark.parametrize(
+    ("version", "head_dim", "page", "prefill"),
+    [
+        ((0, 11, 2), 128, 64, "mosaic"),
+        ((0, 11, 2), 64, 16, "mosaic"),
+        ((0, 11, 2), 80, 64, "cudnn"),
+        ((0, 11, 2), 128, 4, "cudnn"),
+        ((0, 10, 2), 128, 64, "cudnn"),
+    ],
+)
+def test_prefill_depends_on_head_dim_pages_and_release(monkeypatch, version, head_dim, page, prefill):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    assert choose(HOPPER, "bfloat16", head_dim, page=page).prefill == prefill
 
 
 def test_without_the_private_function_only_windows_use_cudnn(monkeypatch):

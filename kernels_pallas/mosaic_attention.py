@@ -272,7 +272,8 @@ def _add_block(plan: Plan, scale, tile: Tile, first, q_smem, streams, barriers, 
     total += sum(weights[:, i : i + LANES] for i in range(0, plan.keys, LANES))
     values = values * _over_columns(fade, values)
     plgpu.barrier_wait(v_full)
-    pl.when(at_edge)(partial(_clean, plan, tile, key, v_smem))
+    whole = tile.has(key) & tile.has(key + (plan.keys - 1))
+    pl.when(jnp.logical_not(whole))(partial(_clean, plan, tile, key, v_smem))
     values = _weigh(values, weights.astype(plan.dtype), v_smem)
     plgpu.barrier_arrive(v_free)
     return values, new_peak, total

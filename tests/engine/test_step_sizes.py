@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels_pallas.dispatch import AttentionChoice
 from mmjax import LLM, SamplingParams
 from mmjax import config as config_module
 from mmjax.bench.subject import Subject
@@ -98,9 +99,15 @@ def test_the_steps_of_a_gpu_give_the_answers_of_a_cpus(tiny_checkpoint, monkeypa
     assert answers["gpu"] == answers["cpu"]
 
 
-@pytest.mark.parametrize(("family", "twice"), [("qwen2_vl", True), ("deepseek_v4_1", False)])
-def test_layers_that_attend_by_themselves_have_one_prefill_step_a_size(tiny_checkpoint, monkeypatch, family, twice):
-    """They look for prefixes in every step: one that promises there are none would be the same step again."""
+@pytest.mark.parametrize(
+    ("family", "prefill", "twice"),
+    [("qwen2_vl", "cudnn", True), ("qwen2_vl", "mosaic", False), ("deepseek_v4_1", "cudnn", False)],
+)
+def test_steps_without_prefixes_are_compiled_where_they_are_quicker(
+    tiny_checkpoint, monkeypatch, family, prefill, twice
+):
+    """Our kernel, and layers that attend by themselves, would run the same step again."""
+    monkeypatch.setattr(runner, "choices", lambda *_, **__: AttentionChoice(prefill=prefill))
     monkeypatch.setattr(runner, "prefill_ladder", lambda config, _: prefill_ladder(config, "gpu"))
     device = jax.devices()[0]
     model = open_model(tiny_checkpoint(family, **llm_kit.CHECKPOINT).path, dtype="float32", device=device)

@@ -93,23 +93,27 @@ FRESH, MIXED, LONG = ([0, 0], [200, 120]), ([100, 0, 37, 0], [60, 129, 1, 0]), (
     ],
     ids=str,
 )
-def test_prefill_after_a_prefix(monkeypatch, width, step, gather_bytes):
+def test_prefill_through_cudnn(monkeypatch, width, step, gather_bytes):
     monkeypatch.setattr(attention_cudnn, "GATHER_BYTES", gather_bytes)
-    assert choices("gpu", "bfloat16", width).prefill == "cudnn"
-    check_prefill(step, width, 352)
+    check_prefill(attention_cudnn.paged_prefill_cudnn, step, width, 352)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_prefill_through_what_is_chosen(width):
+    check_prefill(prefill_attention("gpu"), MIXED, width, 352)
 
 
 @pytest.mark.parametrize("step", [([100, 0, 37, 0], [20, 40, 1, 0]), ([300], [64])], ids=str)
 def test_few_tokens_after_a_prefix(step):
     """These run through the decode kernel."""
-    check_prefill(step, 128, 64)
+    check_prefill(prefill_attention("gpu"), step, 128, 64)
 
 
-def check_prefill(step, width, tokens):
+def check_prefill(attend, step, width, tokens):
     prefixes, chunks = step
     case = sequences([p + c for p, c in zip(prefixes, chunks, strict=True)], width)
-    attend = jax.jit(lambda *a: prefill_attention("gpu")(*a, SCALE / 2), donate_argnums=3)
-    out, pool = attend(*half(case.prefill(prefixes, chunks, tokens)))
+    run = jax.jit(lambda *a: attend(*a, SCALE / 2), donate_argnums=3)
+    out, pool = run(*half(case.prefill(prefixes, chunks, tokens)))
     first = 0
     for s, (prefix, chunk) in enumerate(zip(prefixes, chunks, strict=True)):
         check_tokens(out[first : first + chunk], case.expected(s, prefix, prefix + chunk, SCALE / 2))

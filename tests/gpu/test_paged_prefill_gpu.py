@@ -11,7 +11,7 @@ from attention_kit import SCALE, Sequences
 from tolerances import HALF_ATTENTION
 
 from kernels_pallas import mosaic
-from kernels_pallas.dispatch import choices, local_device
+from kernels_pallas.dispatch import PagedPrefill, choices, local_device
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "gpu" or not mosaic.available(local_device("gpu").compute_capability),
@@ -52,6 +52,20 @@ def test_equals_plain_masks(step, width, heads, kv_heads, page):
         np.testing.assert_allclose(out[cu[s] : cu[s + 1]], expected, atol=HALF_ATTENTION["bfloat16"])
     np.testing.assert_array_equal(out[cu[-1] :], 0)
     np.testing.assert_array_equal(pool, sequences.pool(lengths))
+
+
+def test_donated_pools_are_neither_copied_nor_waited_for():
+    from kernels_pallas.paged_prefill_mosaic import paged_prefill_mosaic
+
+    q, k = (jax.ShapeDtypeStruct((64, heads, 128), jnp.bfloat16) for heads in (28, 4))
+    pool = jax.ShapeDtypeStruct((1000, 2, 4, 64, 128), jnp.bfloat16)
+    meta = PagedPrefill(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((3,), (2,), (2, 512), (64,))))
+    run = jax.jit(lambda *a: paged_prefill_mosaic(*a, SCALE), donate_argnums=3)
+    step = run.lower(q, k, k, pool, meta).compile()
+    memory, pool_bytes = step.memory_analysis(), pool.size * pool.dtype.itemsize
+    assert memory.alias_size_in_bytes == pool_bytes
+    assert memory.temp_size_in_bytes < pool_bytes / 10
+    assert " while(" not in step.as_text()
 
 
 @pytest.mark.parametrize("width", sorted(mosaic.packed_tuning()))

@@ -13,9 +13,9 @@ import pytest
 from attention_kit import SCALE, Sequences, offsets
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import HALF_ATTENTION
+from tolerances import HALF_ATTENTION, OTHER_LAYOUT
 
-from kernels_pallas import mosaic, mosaic_attention
+from kernels_pallas import dispatch, mosaic, mosaic_attention
 from kernels_pallas.dispatch import PagedPrefill
 from kernels_pallas.mosaic_attention import Plan
 from kernels_pallas.paged_prefill_mosaic import make_plan, paged_prefill_mosaic, tile_table
@@ -92,3 +92,11 @@ def test_sizes_are_those_of_packed_attention():
     row = mosaic.packed_tuning()[128]
     assert (plan.groups, plan.keys, plan.stages) == (row["groups"], row["keys"], row["stages"])
     assert (plan.segments, plan.copies, plan.kv_heads) == (8, 2, 4)
+
+
+def test_steps_of_other_sizes_go_elsewhere(monkeypatch):
+    monkeypatch.setattr(dispatch.cudnn, "available", lambda: False)
+    sequences = Sequences([9, 30], filler=np.nan)
+    run = jax.jit(lambda *a: dispatch._PREFILL["mosaic"](*a, SCALE))
+    out, _ = run(*sequences.prefill([4, 0], [5, 30], tokens=36))
+    np.testing.assert_allclose(out[:5], sequences.expected(0, 4, 9), atol=OTHER_LAYOUT)

@@ -23,7 +23,6 @@ from kernels_pallas.packed_xla import packed_attention_xla
 from kernels_pallas.paged_kv import PagedDecode, PagedPrefill
 from kernels_pallas.paged_xla import paged_decode_xla, paged_prefill_xla
 from kernels_pallas.reference import causal_attend, packed_attention_reference, window_attention_reference
-from kernels_pallas.small_prefill import as_decode
 from kernels_pallas.window_xla import window_attention_xla
 
 __all__ = [
@@ -42,9 +41,6 @@ __all__ = [
 ]
 
 HOPPER, AMPERE = (9, 0), (8, 0)
-# Tokens of the largest prefill step that runs through the decode kernel where its sequences have prefixes. 64 rows of
-# context 1024 take that kernel 43 us a layer; the whole step of 58 tokens that this replaced took 16 ms for 28 layers.
-SMALL_PREFILL = 128
 
 
 def _packed_mosaic(q, k, v, cu_seqlens, scale, causal):
@@ -196,10 +192,7 @@ def _windowed_on_cuda(q, k, v, window_seqlens, scale, capacity):
 
 
 def _prefill_on_cuda(q, k, v, kv_layer, meta, scale):
-    choice = _paged_choice_for(q, k, kv_layer)
-    if meta.any_prefix and len(q) <= SMALL_PREFILL and choice.decode == "mosaic":
-        return _decode_mosaic(q, k, v, kv_layer, as_decode(meta, len(q)), scale)
-    return _PREFILL[choice.prefill](q, k, v, kv_layer, meta, scale)
+    return _PREFILL[_paged_choice_for(q, k, kv_layer).prefill](q, k, v, kv_layer, meta, scale)
 
 
 def _decode_on_cuda(q, k, v, kv_layer, meta, scale):

@@ -78,7 +78,7 @@ class ExecutableCache:
             return
         try:
             content = zlib.compress(pickle.dumps(serialize(compiled)), level=1)
-        except Exception as error:  # on CPUs, executables with sorts that jax's own cache gave can't be written again
+        except Exception as error:  # whatever can't be written is compiled again
             logger.debug("an executable can't be kept: %s", error)
             return
         try:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import multiprocessing
 import pickle
+import shutil
 import sys
 import zlib
 from contextlib import contextmanager
@@ -220,6 +221,24 @@ def test_a_folder_elsewhere_is_jaxs_alone():
         assert ExecutableCache.beside_jax().directory is None
     with jax_told(compilation_cache_dir=None):
         assert ExecutableCache.beside_jax().directory is None
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU's executables are binaries wherever they come from")
+def test_what_jaxs_own_cache_gave_is_not_written_again_on_a_cpu(tmp_path):
+    """It would be read without complaint and then miss some of its functions."""
+    cache = ExecutableCache(tmp_path / "ours")
+    cache.directory.mkdir()
+    with jax_told(
+        compilation_cache_dir=str(tmp_path / "jax"),
+        enable_compilation_cache=True,
+        persistent_cache_min_compile_time_secs=0.0,
+        persistent_cache_min_entry_size_bytes=-1,
+    ):
+        for kept in (1, 0):
+            built(cache)
+            assert len(files(cache)) == kept
+            shutil.rmtree(cache.directory)
+            cache.directory.mkdir()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -13,9 +13,7 @@ import numpy as np
 
 from kernels_pallas.attention_cudnn import paged_prefill_cudnn
 from kernels_pallas.dispatch import PagedPrefill
-from kernels_pallas.paged_decode_mosaic import paged_decode_mosaic
 from kernels_pallas.paged_prefill_mosaic import paged_prefill_mosaic
-from kernels_pallas.small_prefill import as_decode
 from mmjax.bench.timing import measure
 
 HEADS, KV_HEADS, WIDTH, PAGE, CALLS = 28, 4, 128, 64, 10
@@ -49,16 +47,10 @@ def problem(step: str):
     return arrays, jax.device_put(meta), sum(4 * n * (prefix + n / 2) * HEADS * WIDTH for n, prefix in own)
 
 
-def through_decode(q, k, v, pool, meta, scale):
-    return paged_decode_mosaic(q, k, v, pool, as_decode(meta, len(q)), scale)
-
-
 def main() -> None:
     for step in STEPS:
         (q, k, v, pool), meta, operations = problem(step)
         attends = {"cudnn": paged_prefill_cudnn, "mosaic": paged_prefill_mosaic}
-        if len(q) <= 128:
-            attends["as decode"] = through_decode
         metas = {"": meta}
         if not np.asarray(meta.prefix_lens).any():
             metas[" without prefix"] = meta.replace(any_prefix=False)

@@ -16,19 +16,14 @@ from kernels_pallas import paged_xla
 from kernels_pallas.dispatch import PagedDecode, PagedPrefill
 from kernels_pallas.paged_kv import write_kv
 from kernels_pallas.paged_xla import paged_decode_xla, paged_prefill_xla
-from kernels_pallas.small_prefill import as_decode
 
 prefill = jax.jit(lambda q, k, v, pool, meta: paged_prefill_xla(q, k, v, pool, meta, SCALE))
 decode = jax.jit(lambda q, k, v, pool, meta: paged_decode_xla(q, k, v, pool, meta, SCALE))
 
 
-@pytest.fixture(params=["one tile", "many tiles", "as decode"])
+@pytest.fixture(params=["one tile", "many tiles"])
 def run_prefill(request, monkeypatch):
     """A fresh jitted prefill; with many tiles, chunks span several and each step reads one page."""
-    if request.param == "as decode":
-        return jax.jit(
-            lambda q, k, v, pool, meta: paged_decode_xla(q, k, v, pool, as_decode(meta, len(q)), SCALE),
-        )
     if request.param == "many tiles":
         monkeypatch.setattr(paged_xla, "TILE_ROWS", 4)
         monkeypatch.setattr(paged_xla, "STEP_TOKENS", 1)

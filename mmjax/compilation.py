@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from mmjax.fingerprint import UnstableError, fingerprint
 logger = logging.getLogger(__name__)
 
 _BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
-_JAX_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def compile_all(
             if (executable := load.result()) is not None:
                 ready(job, executable)
             else:
-                compiling[pool.submit(_compile_and_keep, job.lower(), job.options(device), device, kept, key)] = job
+                compiling[pool.submit(_compile_and_keep, job.lower(), job.options(device), kept, key)] = job
         for future in as_completed(compiling):
             ready(compiling[future], future.result())
     if compiling:
@@ -100,29 +98,11 @@ def compile_all(
 
 
 def _compile_and_keep(
-    lowered: jax.stages.Lowered,
-    options: dict[str, Any] | None,
-    device: jax.Device,
-    kept: ExecutableCache,
-    key: str | None,
+    lowered: jax.stages.Lowered, options: dict[str, Any] | None, kept: ExecutableCache, key: str | None
 ) -> jax.stages.Compiled:
-    _found.anything = False
     compiled = lowered.compile(options)
-    # What a CPU read from jax's own cache lacks functions once it is written again.
-    if not (_found.anything and device.platform == "cpu"):
-        kept.store(key, compiled)
+    kept.store(key, compiled)
     return compiled
-
-
-_found = threading.local()  # whether jax's own cache had what this thread asked for last
-
-
-def _on_jax_event(event: str, **_: Any) -> None:
-    if event == _JAX_CACHE_HIT:
-        _found.anything = True
-
-
-jax.monitoring.register_event_listener(_on_jax_event)
 
 
 def bytes_needed(step: Any) -> int:

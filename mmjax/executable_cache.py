@@ -37,10 +37,14 @@ class ExecutableCache:
     directory: Path | None  # None keeps nothing
 
     @classmethod
-    def beside_jax(cls) -> ExecutableCache:
-        """Within the folder where jax keeps its own, wherever that is; without one nothing is kept."""
+    def beside_jax(cls, device: jax.Device) -> ExecutableCache:
+        """Within the folder where jax keeps its own, wherever that is; without one nothing is kept.
+
+        Nor on CPUs whose executables jax keeps: once written and read twice they lack functions.
+        """
         directory = jax.config.jax_compilation_cache_dir
-        if not directory or "://" in directory:
+        kept_by_jax = device.platform == "cpu" and jax.config.jax_enable_compilation_cache
+        if not directory or "://" in directory or kept_by_jax:
             return cls(None)
         cache = cls(Path(directory) / "mmjax-executables")
         try:

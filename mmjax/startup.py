@@ -119,7 +119,7 @@ def build_machine(
     kept = NOTHING_KEPT
     if engine.compilation_cache:
         use_persistent_cache()
-        kept = ExecutableCache.beside_jax()
+        kept = ExecutableCache.beside_jax(device)
     cfg = model.cfg
     config = resolve_engine(engine, device.platform, cfg.max_position_embeddings)
     budgets, encoder = _encoder(model, params, config, multimodal, device)

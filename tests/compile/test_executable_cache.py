@@ -7,13 +7,12 @@ import hashlib
 import logging
 import multiprocessing
 import pickle
-import shutil
 import sys
 import zlib
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -140,7 +139,7 @@ def test_a_loaded_executable_updates_in_place(cache):
 
 
 def test_nothing_is_read_or_written_without_the_compilation_cache(tiny_checkpoint, monkeypatch):
-    monkeypatch.setattr(ExecutableCache, "beside_jax", lambda: pytest.fail("asked for"))
+    monkeypatch.setattr(ExecutableCache, "beside_jax", lambda _: pytest.fail("asked for"))
     with llm_kit.build(tiny_checkpoint("qwen2_5_vl", **llm_kit.CHECKPOINT).path):
         pass
 
@@ -218,27 +217,16 @@ def test_what_has_no_name_is_not_kept(cache):
 
 def test_a_folder_elsewhere_is_jaxs_alone():
     with jax_told(compilation_cache_dir="gs://bucket/cache", enable_compilation_cache=False):
-        assert ExecutableCache.beside_jax().directory is None
+        assert ExecutableCache.beside_jax(DEVICE).directory is None
     with jax_told(compilation_cache_dir=None):
-        assert ExecutableCache.beside_jax().directory is None
+        assert ExecutableCache.beside_jax(DEVICE).directory is None
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU's executables are binaries wherever they come from")
-def test_what_jaxs_own_cache_gave_is_not_written_again_on_a_cpu(tmp_path):
-    """It would be read without complaint and then miss some of its functions."""
-    cache = ExecutableCache(tmp_path / "ours")
-    cache.directory.mkdir()
-    with jax_told(
-        compilation_cache_dir=str(tmp_path / "jax"),
-        enable_compilation_cache=True,
-        persistent_cache_min_compile_time_secs=0.0,
-        persistent_cache_min_entry_size_bytes=-1,
-    ):
-        for kept in (1, 0):
-            built(cache)
-            assert len(files(cache)) == kept
-            shutil.rmtree(cache.directory)
-            cache.directory.mkdir()
+def test_what_jax_keeps_for_a_cpu_is_not_kept_twice(tmp_path):
+    cpu, gpu = (SimpleNamespace(platform=platform) for platform in ("cpu", "gpu"))
+    with jax_told(compilation_cache_dir=str(tmp_path), enable_compilation_cache=True):
+        assert ExecutableCache.beside_jax(cpu).directory is None
+        assert ExecutableCache.beside_jax(gpu).directory == tmp_path / "mmjax-executables"
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -281,7 +269,7 @@ def test_files_that_say_something_else_are_compiled_anew(cache, spoil, caplog):
 def test_a_folder_that_can_not_be_written_only_warns(tmp_path, caplog):
     (tmp_path / "mmjax-executables").write_text("a file in its place")
     with jax_told(compilation_cache_dir=str(tmp_path), enable_compilation_cache=False):
-        cache = ExecutableCache.beside_jax()
+        cache = ExecutableCache.beside_jax(DEVICE)
     with caplog.at_level(logging.DEBUG):
         assert len(answers(built(cache))) == 2
     assert [record.levelname for record in caplog.records if "can't be kept" in record.message] == ["WARNING", "DEBUG"]
@@ -289,7 +277,7 @@ def test_a_folder_that_can_not_be_written_only_warns(tmp_path, caplog):
 
 def test_the_folder_is_the_users_own(tmp_path):
     with jax_told(compilation_cache_dir=str(tmp_path), enable_compilation_cache=False):
-        cache = ExecutableCache.beside_jax()
+        cache = ExecutableCache.beside_jax(DEVICE)
     assert cache.directory.parent == tmp_path
     assert cache.directory.stat().st_mode & 0o777 == 0o700
 

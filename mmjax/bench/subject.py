@@ -59,7 +59,7 @@ class Subject:
     def compile(self, jobs: Sequence[Job]) -> None:
         """Builds these executables as an engine would."""
         with jax.default_matmul_precision("highest" if self.cfg.dtype == "float32" else None):
-            compile_all(jobs, device=self.device, kept=ExecutableCache.beside_jax(), progress=False)
+            compile_all(jobs, device=self.device, kept=ExecutableCache.beside_jax(self.device), progress=False)
 
     def ceilings(self, repeat: int) -> Ceilings:
         """What this device reaches in the model's dtype."""

@@ -55,6 +55,8 @@ class EngineConfig:
       trace_steps: rows of the step trace to keep (`LLM.trace`); 0 keeps none.
       compile_threads: threads that compile executables at start-up.
       compilation_cache: keep compiled executables on disk between runs, and load them.
+      executable_cache: on a GPU, keep them where they are found without tracing and lowering, too. Off: it has run on
+        CPUs alone.
     """
 
     max_batch_size: int | None = None
@@ -73,6 +75,7 @@ class EngineConfig:
     trace_steps: int = 0
     compile_threads: int | None = None
     compilation_cache: bool = True
+    executable_cache: bool = False
 
     def __post_init__(self):
         _positive(

@@ -18,7 +18,6 @@ from mmjax.bench.published import write_published
 from mmjax.bench.sizes import SIZES
 from mmjax.compilation import Job, compile_all, use_persistent_cache
 from mmjax.demo import checkpoint_path
-from mmjax.executable_cache import ExecutableCache
 from mmjax.loading import compute_dtype, device_for, load_params, open_model
 from mmjax.models.family import Model
 from mmjax.models.random_params import random_params
@@ -59,7 +58,7 @@ class Subject:
     def compile(self, jobs: Sequence[Job]) -> None:
         """Builds these executables as an engine would."""
         with jax.default_matmul_precision("highest" if self.cfg.dtype == "float32" else None):
-            compile_all(jobs, device=self.device, kept=ExecutableCache.beside_jax(self.device), progress=False)
+            compile_all(jobs, device=self.device, progress=False)
 
     def ceilings(self, repeat: int) -> Ceilings:
         """What this device reaches in the model's dtype."""

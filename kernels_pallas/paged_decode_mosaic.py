@@ -101,9 +101,9 @@ def paged_decode_mosaic(
     grouped = q.reshape(plan.batch, plan.kv_heads, plan.group, plan.width)
     grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, plan.rows - plan.group), (0, 0)))
     rows, pages = grouped.reshape(-1, plan.width), kv_layer.reshape(-1, plan.width)
-    order, lens = jnp.arange(plan.batch, dtype=jnp.int32), meta.seq_lens
+    lens = order = meta.seq_lens  # an order is read only where there is one: even counting up would cost a kernel
     if plan.longest_first:
-        lens, order = lax.sort((-lens, order), num_keys=1)
+        lens, order = lax.sort((-lens, jnp.arange(plan.batch, dtype=jnp.int32)), num_keys=1)
         lens = -lens
     out = _kernel(plan, float(scale))(order, lens, meta.block_tables, rows, pages)
     if plan.splits > 1:
@@ -167,7 +167,7 @@ def _program(
 ):
     """One part of one sequence for one key head."""
     part, head, place = (lax.axis_index(name) for name in ("part", "head", "place"))
-    sequence, length = order_ref[place], lens_ref[place]
+    sequence, length = order_ref[place] if plan.longest_first else place, lens_ref[place]
     parts = plan.parts(length)
     row = sequence * plan.kv_heads + head
 

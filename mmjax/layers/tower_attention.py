@@ -31,6 +31,7 @@ def tower_attention(
     """
     patches, width = x.shape
     dim = width // num_heads
-    q, k, v = jnp.moveaxis(linear(x, qkv, qkv_bias).reshape(patches, 3, num_heads, dim), 1, 0)
+    # Slices of the joint product: rotary positions read queries and keys where they lie, a transpose would move them.
+    q, k, v = jnp.split(linear(x, qkv, qkv_bias).reshape(patches, 3 * num_heads, dim), 3, axis=1)
     out = attend(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v, segments, dim**-0.5)
     return out.reshape(patches, width)

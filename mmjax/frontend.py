@@ -215,7 +215,8 @@ class Frontend:
         if not pixels:
             return planned_item(source, processor, processor_options, uuid=part.uuid)
         if embedding is None:
-            return media_item(source, processor, processor_options, uuid=part.uuid, salt=options.cache_salt)
+            names = {"uuid": part.uuid, "salt": options.cache_salt}
+            return media_item(source, processor, processor_options, **names, threads=self._media)
         planned = planned_item(source, processor, processor_options, uuid=part.uuid)
         rows = accept_embeddings(embedding, self.model.cfg.row_width, planned.plan.rows, index)
         return replace(planned, embedding=rows, digest=item_digest(rows, part.uuid, options.cache_salt))

@@ -25,6 +25,7 @@ from mmjax.engine.trace import StepTrace
 from mmjax.errors import ConfigError, EngineError, PromptTooLongError, RequestError
 from mmjax.frontend import Frontend, InputOptions, Messages
 from mmjax.inputs.explain import SpanTable, explain_prompt
+from mmjax.inputs.kv_key import block_keys
 from mmjax.inputs.parts import join_rows
 from mmjax.inputs.prompt import PreparedPrompt
 from mmjax.inputs.usage import Usage
@@ -337,6 +338,7 @@ class LLM:
         room = max(room, 1)
         self.running.check_prompt(len(prompt.token_ids), embed_only=embed_only)
         reuse = self.running.tokens_per_block if prompt.reusable and not embed_only else None
+        key_tokens = prompt.key_tokens() if reuse else []
         return Request(
             id=handle.request_id,
             prompt=prompt,
@@ -346,8 +348,8 @@ class LLM:
             max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             eos_token_ids=self.model.eos_token_ids,
-            key_tokens=prompt.key_tokens() if reuse else [],
-            block_keys=prompt.block_keys(reuse) if reuse else [],
+            key_tokens=key_tokens,
+            block_keys=block_keys(key_tokens, reuse, prompt.root) if reuse else [],
             embed_only=embed_only,
         )
 

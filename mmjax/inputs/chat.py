@@ -280,12 +280,11 @@ class _Masking:
 
     def unmask(self, rendered: str) -> list[Segment]:
         """The rendered prompt with every stand-in replaced, as segments."""
-        segments, position = [], 0
-        for match in re.finditer(f"{self._nonce}([0-9]{{{self._digits}}})", rendered):
-            segments.append(Segment(rendered[position : match.start()], from_user=False))
-            segments.append(self._segments[int(match.group(1))])
-            position = match.end()
-        segments.append(Segment(rendered[position:], from_user=False))
+        first, *others = rendered.split(self._nonce)
+        segments = [Segment(first, from_user=False)]
+        for other in others:
+            number, text = other[: self._digits], other[self._digits :]
+            segments += [self._segments[int(number)], Segment(text, from_user=False)]
         return [segment for segment in segments if segment.text]
 
     def _stand_in(self, segment: Segment) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from blake3 import blake3
-from jaxtyping import Num, UInt8
+from jaxtyping import Num, UInt8, UInt32
 from PIL import Image
 
 from mmjax.inputs.items import VideoMetadata
@@ -22,6 +22,8 @@ from mmjax.inputs.items import VideoMetadata
 ITEM_TAG = b"trtllm.mm.hash.v1"
 SALT_CONTEXT = "mmjax tenant salt of item digests, version 1"
 STRIP_PIXELS = 1 << 16  # pixels converted to RGBA at a time: the only copy an image needs
+CHANNELS = 3
+OPAQUE = np.uint32(0xFF000000)  # the highest byte of a little-endian word is the alpha of its pixel
 VIDEO_KEYS = ("frames_indices", "fps", "duration", "total_num_frames")
 INT_WORDS = 8  # a 256-bit digest as signed 32-bit words
 
@@ -249,12 +251,20 @@ def _pixel_strips(pixels: UInt8[np.ndarray, "H W 3"]) -> Iterator[memoryview]:
         raise ValueError(f"an image is uint8 [height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
     height, width, _ = pixels.shape
     rows = _strip_rows(width)
-    rgba = np.full((min(rows, height), width, 4), 255, np.uint8)
+    words = np.empty(min(rows, height) * width, "<u4")
     for top in range(0, height, rows):
-        strip = pixels[top : top + rows]
-        for channel in range(3):  # one strided copy a channel is twice as fast as one of all
-            rgba[: len(strip), :, channel] = strip[:, :, channel]
-        yield memoryview(rgba[: len(strip)].reshape(-1))
+        strip = np.ascontiguousarray(pixels[top : top + rows])
+        yield memoryview(_opaque_words(strip, words[: strip.shape[0] * width]).view(np.uint8))
+
+
+def _opaque_words(
+    strip: UInt8[np.ndarray, "H W 3"], out: UInt32[np.ndarray, "pixels"]
+) -> UInt32[np.ndarray, "pixels"]:
+    """The pixels as words of red, green, blue and 255, read as overlapping words of four bytes, three bytes apart."""
+    overlapping = np.ndarray(out.size - 1, "<u4", strip, strides=(CHANNELS,))  # the last pixel has no fourth byte
+    np.bitwise_or(overlapping, OPAQUE, out=out[:-1])
+    out[-1] = int.from_bytes(strip[-1, -1].tobytes() + b"\xff", "little")
+    return out
 
 
 def _image_strips(image: Image.Image) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ class DigestToken(bytes):
 
 def mm_key_tokens(digest: bytes, offset: int, count: int, vocab_size: int, uuid: str | None = None) -> list[KeyToken]:
     """Key tokens of `count` positions of an item, from its `offset`-th on: the digest first, then `vocab_size + o`."""
-    tokens: list[KeyToken] = [vocab_size + index for index in range(offset, offset + count)]
+    tokens: list[KeyToken] = list(range(vocab_size + offset, vocab_size + offset + count))
     if tokens and offset == 0:
         tokens[0] = digest if uuid is None else DigestToken(digest, uuid)
     return tokens

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,25 +28,25 @@ def media_item(
     *,
     uuid: str | None = None,
     salt: str | None = None,
+    threads: Executor | None = None,
 ) -> ItemInput:
     """Decodes an item, names its content and cuts it to patches.
 
     Args:
       options: processor options as the caller gave them; the item's key covers them with every default spelled out.
       uuid, salt: see `item_digest`.
+      threads: if one of them is free, the content is named there while it is cut here; this may be one of them.
 
     Raises:
       RequestError: it can't be decoded, or the model does not take it; names the item.
     """
     with _naming(source.item):
         decoded = _decode(source, processor, options or {})
-        with ThreadPoolExecutor(1, "mmjax-digest") as beside:  # both let go of the interpreter
-            naming = beside.submit(item_digest, decoded.content, uuid, salt)
-            processed = decoded.process()
-            digest = naming.result()
+        digest = _meanwhile(threads, partial(item_digest, decoded.content, uuid, salt))
+        processed = decoded.process()
         plan = replace(processed.plan, warnings=decoded.warnings + processed.plan.warnings)
     clip = decoded.content.metadata if isinstance(decoded.content, VideoData) else None
-    return ItemInput(plan, processed.patches, digest, uuid, source, clip=clip)
+    return ItemInput(plan, processed.patches, digest(), uuid, source, clip=clip)
 
 
 def planned_item(
@@ -90,6 +91,18 @@ def _decode(source: MediaSource, processor: Processor, options: Mapping[str, Any
     processor.plan_image(*source.size, resolved)  # what the model refuses by its size is not decoded
     pixels = source.decode()
     return _Decoded(ImageData(pixels), lambda: processor.image(pixels, resolved))
+
+
+def _meanwhile(threads: Executor | None, function: Callable[[], Any]) -> Callable[[], Any]:
+    """Gives `function` to one of `threads`; the result, when asked for, is made here if none has begun with it.
+
+    Nobody waits for a thread that is not at work, so the threads may wait for each other.
+    """
+    try:
+        future = None if threads is None else threads.submit(function)
+    except RuntimeError:  # they take nothing more, as their owner is being closed
+        future = None
+    return lambda: function() if future is None or future.cancel() else future.result()
 
 
 def _modality(source: MediaSource) -> Modality:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from mmjax.inputs.hashing import item_digest
 from mmjax.inputs.items import Modality, VideoMetadata
 from mmjax.inputs.prepare import prepare_prompt
 from mmjax.inputs.process import media_item, planned_item
-from mmjax.inputs.prompt import ItemInput, PreparedPrompt
+from mmjax.inputs.prompt import CacheKey, ItemInput, PreparedPrompt
 from mmjax.inputs.prompt_forms import compact_prompt
 from mmjax.inputs.tokenise import GuardedTokenizer, Segment
 from mmjax.media import MediaOptions, open_media
@@ -59,11 +59,20 @@ class InputOptions:
 
 
 class Frontend:
-    """Prepares prompts for one model. Methods may run in any thread but the media threads, which they wait for."""
+    """Prepares prompts for one model. Methods may run in any thread but the media threads, which they wait for.
 
-    def __init__(self, model: Model, config: MultimodalConfig, media: Executor):
+    `known` tells whether an engine has the rows of a cache key.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: MultimodalConfig,
+        media: Executor,
+        known: Callable[[CacheKey | None], bool] = lambda key: False,
+    ):
         self.model, self.config = model, config
-        self._media = media
+        self._media, self._known = media, known
         self._options = MediaOptions(
             image_background=config.image_background,
             max_image_pixels=config.max_image_pixels,
@@ -216,7 +225,7 @@ class Frontend:
             return planned_item(source, processor, processor_options, uuid=part.uuid)
         if embedding is None:
             names = {"uuid": part.uuid, "salt": options.cache_salt}
-            return media_item(source, processor, processor_options, **names, threads=self._media)
+            return media_item(source, processor, processor_options, **names, known=self._known)
         planned = planned_item(source, processor, processor_options, uuid=part.uuid)
         rows = accept_embeddings(embedding, self.model.cfg.row_width, planned.plan.rows, index)
         return replace(planned, embedding=rows, digest=item_digest(rows, part.uuid, options.cache_salt))

@@ -109,7 +109,7 @@ class LLM:
         self.engine_config, self.multimodal = engine or EngineConfig(), multimodal or MultimodalConfig()
         self.device, self.model = device, model
         self._media = ThreadPoolExecutor(self.multimodal.media_threads, thread_name_prefix="mmjax-media")
-        self.frontend = Frontend(model, self.multimodal, self._media)
+        self.frontend = Frontend(model, self.multimodal, self._media, known=lambda key: self.running.has_rows(key))
         self.running = start_engine(
             model,
             load(),

@@ -37,7 +37,7 @@ class RequestRows:
         self._ranks = count()
 
     def admit(self, request_id: str, items: Sequence[EncoderItem]) -> None:
-        """Registers a request's items, in prompt order, all with their pixels at hand.
+        """Registers a request's items, in prompt order, with their pixels at hand unless `set_pixels` says otherwise.
 
         Raises RequestError if one can never be encoded.
         """

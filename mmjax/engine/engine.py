@@ -315,6 +315,8 @@ class Engine:
             if self._stopping:
                 raise EngineError("the engine was closed")
             self.items.admit(request.id, [encoder_item(item) for item in request.prompt.items])
+            for item in request.prompt.items:
+                self.items.set_pixels(request.id, item.index, item.patches is not None or item.embedding is not None)
         except Exception as error:  # nobody knows of the request yet, so nobody else would tell its caller
             failure = error if isinstance(error, MMJaxError) else EngineError(f"the request can't be taken: {error!r}")
             request.handle.finish(request.output("error", failure))

@@ -11,6 +11,7 @@ from typing import Any
 from mmjax.config import EngineConfig, MultimodalConfig
 from mmjax.encoder.buckets import BucketLadder, EncoderLoad
 from mmjax.encoder.budgets import EncoderBudgets, Readiness
+from mmjax.encoder.cache import EntryState
 from mmjax.encoder.scheduler import EncoderSchedulingPolicy, MultimodalItemScheduler
 from mmjax.engine.at_exit import close_at_exit
 from mmjax.engine.engine import Engine
@@ -22,7 +23,7 @@ from mmjax.errors import EngineError, PromptTooLongError
 from mmjax.inputs.items import ItemPlan
 from mmjax.inputs.parts import in_parts
 from mmjax.inputs.process import patches_again
-from mmjax.inputs.prompt import PreparedPrompt
+from mmjax.inputs.prompt import CacheKey, PreparedPrompt
 
 
 class Service:
@@ -107,6 +108,10 @@ class Service:
         load = EncoderLoad(1, plan.encoder_tokens, len(plan.contexts), plan.windows, plan.rows)
         within = load.tokens <= self.budgets.max_num_tokens and load.rows <= self.budgets.capacity_rows
         return within and self._ladder.fit(load) is not None
+
+    def has_rows(self, key: CacheKey | None) -> bool:
+        """Whether the rows of an item are there at this moment; any thread may ask."""
+        return self.items.cache.state(key) is EntryState.READY
 
     def cancel(self, request_id: str) -> None:
         self.engine.cancel(request_id)

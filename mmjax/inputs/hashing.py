@@ -257,9 +257,7 @@ def _pixel_strips(pixels: UInt8[np.ndarray, "H W 3"]) -> Iterator[memoryview]:
         yield memoryview(_opaque_words(strip, words[: strip.shape[0] * width]).view(np.uint8))
 
 
-def _opaque_words(
-    strip: UInt8[np.ndarray, "H W 3"], out: UInt32[np.ndarray, "pixels"]
-) -> UInt32[np.ndarray, "pixels"]:
+def _opaque_words(strip: UInt8[np.ndarray, "H W 3"], out: UInt32[np.ndarray, "pixels"]) -> UInt32[np.ndarray, "pixels"]:
     """The pixels as words of red, green, blue and 255, read as overlapping words of four bytes, three bytes apart."""
     overlapping = np.ndarray(out.size - 1, "<u4", strip, strides=(CHANNELS,))  # the last pixel has no fourth byte
     np.bitwise_or(overlapping, OPAQUE, out=out[:-1])

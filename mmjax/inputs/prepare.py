@@ -6,18 +6,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
 from mmjax.errors import EngineError, PlaceholderError
-from mmjax.inputs.hashing import hexdigest_to_int32, mm_processor_kwargs_hash
+from mmjax.inputs.hashing import hexdigest_to_int32
 from mmjax.inputs.items import Modality
 from mmjax.inputs.kv_key import prefix_hash, root_key
 from mmjax.inputs.masks import find_mm_token_runs_from_mask, mm_embed_cumsum, validate_mm_inputs
 from mmjax.inputs.params import MultimodalInput
-from mmjax.inputs.prompt import CacheKey, ItemInput, PreparedPrompt, PromptItem
+from mmjax.inputs.prompt import ItemInput, PreparedPrompt, PromptItem
 from mmjax.inputs.prompt_forms import absorb_wrappers, placeholder_slots
 from mmjax.inputs.truncate import Side, fit_prompt
 from mmjax.models.family import Processor
@@ -162,7 +161,7 @@ def _place_items(
                 start=span.start,
                 runs=list(zip(run_positions[runs], run_lengths[runs], strict=True)),
                 digest=digest,
-                cache_key=_cache_key(item, digest),
+                cache_key=item.cache_key(),
                 row_positions=(span.start + np.flatnonzero(embed_mask[span])).astype(np.int32),
                 uuid=item.uuid,
                 source=item.source,
@@ -170,17 +169,6 @@ def _place_items(
             )
         )
     return placed
-
-
-def _cache_key(item: ItemInput, digest: tuple[int, ...] | None) -> CacheKey | None:
-    """None if the item or its options have no identity: then nothing of it is shared."""
-    options: dict[str, Any] = item.plan.options
-    if item.embedding is not None:
-        options = {"embedding": True, "grid": item.plan.grid, "options": options}
-    options_hash = mm_processor_kwargs_hash(options)
-    if digest is None or options_hash is None:
-        return None
-    return item.plan.modality.value, digest, item.plan.rows, options_hash
 
 
 def _multimodal_input(items: Sequence[PromptItem]) -> MultimodalInput:

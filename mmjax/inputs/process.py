@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,8 @@ from jaxtyping import UInt8
 
 from mmjax.errors import RequestError
 from mmjax.inputs.hashing import ImageData, VideoData, item_digest
-from mmjax.inputs.items import Modality, ProcessedItem
-from mmjax.inputs.prompt import ItemInput, PromptItem
+from mmjax.inputs.items import ItemPlan, Modality, ProcessedItem
+from mmjax.inputs.prompt import CacheKey, ItemInput, PromptItem
 from mmjax.media import ClipSource, ImageSource, MediaSource
 from mmjax.models.family import Processor
 
@@ -28,25 +26,30 @@ def media_item(
     *,
     uuid: str | None = None,
     salt: str | None = None,
-    threads: Executor | None = None,
+    known: Callable[[CacheKey | None], bool] = lambda key: False,
 ) -> ItemInput:
     """Decodes an item, names its content and cuts it to patches.
 
     Args:
       options: processor options as the caller gave them; the item's key covers them with every default spelled out.
       uuid, salt: see `item_digest`.
-      threads: if one of them is free, the content is named there while it is cut here; this may be one of them.
+      known: whether the rows of this key are there: then a picture is not cut. Should they be gone when it runs,
+        `patches_again` cuts it.
 
     Raises:
       RequestError: it can't be decoded, or the model does not take it; names the item.
     """
     with _naming(source.item):
         decoded = _decode(source, processor, options or {})
-        digest = _meanwhile(threads, partial(item_digest, decoded.content, uuid, salt))
+        digest = item_digest(decoded.content, uuid, salt)
+        if decoded.plan is not None:
+            item = ItemInput(decoded.plan, digest=digest, uuid=uuid, source=source)
+            if known(item.cache_key()):
+                return item
         processed = decoded.process()
         plan = replace(processed.plan, warnings=decoded.warnings + processed.plan.warnings)
     clip = decoded.content.metadata if isinstance(decoded.content, VideoData) else None
-    return ItemInput(plan, processed.patches, digest(), uuid, source, clip=clip)
+    return ItemInput(plan, processed.patches, digest, uuid, source, clip=clip)
 
 
 def planned_item(
@@ -79,6 +82,7 @@ def patches_again(items: Sequence[PromptItem], processor: Processor) -> list[UIn
 class _Decoded:
     content: ImageData | VideoData
     process: Callable[[], ProcessedItem]
+    plan: ItemPlan | None = None  # of a picture
     warnings: tuple[str, ...] = ()
 
 
@@ -87,22 +91,10 @@ def _decode(source: MediaSource, processor: Processor, options: Mapping[str, Any
     if isinstance(source, ClipSource):
         clip = source.decode(lambda metadata: processor.sample_frames(metadata, resolved))
         content = VideoData(clip.frames, clip.metadata)
-        return _Decoded(content, lambda: processor.video(clip.frames, clip.metadata, resolved), clip.warnings)
-    processor.plan_image(*source.size, resolved)  # what the model refuses by its size is not decoded
+        return _Decoded(content, lambda: processor.video(clip.frames, clip.metadata, resolved), warnings=clip.warnings)
+    plan = processor.plan_image(*source.size, resolved)  # what the model refuses by its size is not decoded
     pixels = source.decode()
-    return _Decoded(ImageData(pixels), lambda: processor.image(pixels, resolved))
-
-
-def _meanwhile(threads: Executor | None, function: Callable[[], Any]) -> Callable[[], Any]:
-    """Gives `function` to one of `threads`; the result, when asked for, is made here if none has begun with it.
-
-    Nobody waits for a thread that is not at work, so the threads may wait for each other.
-    """
-    try:
-        future = None if threads is None else threads.submit(function)
-    except RuntimeError:  # they take nothing more, as their owner is being closed
-        future = None
-    return lambda: function() if future is None or future.cancel() else future.result()
+    return _Decoded(ImageData(pixels), lambda: processor.image(pixels, resolved), plan)
 
 
 def _modality(source: MediaSource) -> Modality:

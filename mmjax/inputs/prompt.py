@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Int64, UInt8
 
+from mmjax.inputs.hashing import hexdigest_to_int32, mm_processor_kwargs_hash
 from mmjax.inputs.items import ItemPlan, Modality, VideoMetadata
 from mmjax.inputs.kv_key import KeyToken, augment_tokens_for_block_reuse, block_keys
 from mmjax.inputs.params import (
@@ -30,7 +31,7 @@ class ItemInput:
     """An item on its way into a prompt. With a plan alone a prompt can be counted and explained, not run.
 
     Attributes:
-      patches: uint8 pixels in patches; None for plans and for supplied embeddings.
+      patches: uint8 pixels in patches; None for plans, for supplied embeddings, and where its rows are known already.
       digest: content digest in hex; None means that nothing of this item may be reused.
       uuid: the caller's name for it (already part of the digest).
       source: what it can be decoded from again.
@@ -45,6 +46,16 @@ class ItemInput:
     source: Any = None
     embedding: Float[np.ndarray, "R width"] | None = None
     clip: VideoMetadata | None = None
+
+    def cache_key(self) -> CacheKey | None:
+        """What names its rows; None if the item or its options have no identity: then nothing of it is shared."""
+        options: dict[str, Any] = self.plan.options
+        if self.embedding is not None:
+            options = {"embedding": True, "grid": self.plan.grid, "options": options}
+        options_hash = mm_processor_kwargs_hash(options)
+        if self.digest is None or options_hash is None:
+            return None
+        return self.plan.modality.value, tuple(hexdigest_to_int32(self.digest)), self.plan.rows, options_hash
 
 
 class ItemPart(NamedTuple):

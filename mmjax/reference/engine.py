@@ -15,6 +15,7 @@ from mmjax.engine.at_exit import close_at_exit
 from mmjax.engine.request import Request
 from mmjax.errors import EngineError, MMJaxError
 from mmjax.inputs.items import ProcessedItem
+from mmjax.inputs.prompt import CacheKey
 from mmjax.models.family import Model
 from mmjax.outputs import TokenLogprobs
 from mmjax.reference.runner import ReferenceRunner
@@ -53,6 +54,10 @@ class ReferenceEngine:
         self._thread.start()
         close_at_exit(self)
         return self
+
+    def has_rows(self, key: CacheKey | None) -> bool:
+        """No: nothing is kept."""
+        return False
 
     def check_prompt(self, num_tokens: int, *, embed_only: bool) -> None:
         """Nothing to refuse: there are no steps to fit into."""

@@ -46,6 +46,19 @@ def encodes(llm, monkeypatch):
     return seen
 
 
+@pytest.fixture
+def cuts(llm, monkeypatch):
+    """Shapes of the pictures that are cut to patches, in order."""
+    seen, cut = [], type(llm.model.processor).image
+
+    def image(self, rgb, options):
+        seen.append(rgb.shape)
+        return cut(self, rgb, options)
+
+    monkeypatch.setattr(type(llm.model.processor), "image", image)
+    return seen
+
+
 # ---- chunks ---------------------------------------------------------------------------------------------------------
 
 
@@ -232,3 +245,29 @@ def test_rows_do_not_depend_on_their_batch(tiny_llm):
                 np.testing.assert_allclose(rows, alone[index], rtol=0, atol=tolerances.OTHER_LAYOUT)
                 counts[index] += 1
     assert counts.total() == 18
+
+
+# ---- pictures whose rows are there ------------------------------------------------------------------------------------
+
+
+def test_a_picture_whose_rows_are_there_is_not_cut_again(llm, cuts):
+    picture, other = noise(84, 140, 1), noise(56, 84, 2)
+    first = llm.chat(user(picture, "what?"), PARAMS)
+    again = llm.chat(user(picture, other, "what?"), PARAMS)
+    assert cuts == [(84, 140, 3), (56, 84, 3)]
+    assert (first.metrics.items_encoded, again.metrics.items_encoded, again.metrics.items_cached) == (1, 1, 1)
+    llm.invalidate_caches()
+    same(llm.chat(user(picture, other, "what?"), PARAMS), again)
+    assert len(cuts) == 4
+
+
+def test_rows_that_go_before_their_request_runs_are_made_again(llm, cuts, encodes, monkeypatch):
+    messages = user("a", noise(84, 140, 1), noise(56, 84, 2), "what?")
+    cold = llm.chat(messages, PARAMS)
+    llm.invalidate_caches()
+    monkeypatch.setattr(llm.running, "has_rows", lambda key: True)
+    same(llm.chat(messages, PARAMS), cold)
+    assert encodes[:2] == encodes[2:]
+    assert len(encodes) == 4
+    assert len(cuts) == 4
+    assert_nothing_held(llm)

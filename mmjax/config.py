@@ -54,9 +54,7 @@ class EngineConfig:
       mask_placeholders: never sample an id that stands for an image, clip or sound.
       trace_steps: rows of the step trace to keep (`LLM.trace`); 0 keeps none.
       compile_threads: threads that compile executables at start-up.
-      compilation_cache: keep compiled executables on disk between runs, and load them.
-      executable_cache: on a GPU, keep them where they are found without tracing and lowering, too. Off: it has run on
-        CPUs alone.
+      compilation_cache: keep compiled executables on disk between runs, and load them; on a GPU without tracing.
     """
 
     max_batch_size: int | None = None
@@ -75,7 +73,6 @@ class EngineConfig:
     trace_steps: int = 0
     compile_threads: int | None = None
     compilation_cache: bool = True
-    executable_cache: bool = False
 
     def __post_init__(self):
         _positive(

@@ -116,9 +116,10 @@ def build_machine(
     progress: bool,
 ) -> Machine:
     """Sizes, compiles and allocates everything that serving needs."""
+    kept = NOTHING_KEPT
     if engine.compilation_cache:
         use_persistent_cache()
-    kept = ExecutableCache.beside_jax(device) if engine.executable_cache else NOTHING_KEPT
+        kept = ExecutableCache.beside_jax(device)
     cfg = model.cfg
     config = resolve_engine(engine, device.platform, cfg.max_position_embeddings)
     budgets, encoder = _encoder(model, params, config, multimodal, device)

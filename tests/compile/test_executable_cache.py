@@ -99,7 +99,7 @@ def files(cache: ExecutableCache) -> list:
 def starts(tiny_checkpoint, tmp_path_factory):
     """What two starts of a tiny model lowered, answered, and took of memory."""
     path = tiny_checkpoint("qwen2_5_vl", **llm_kit.CHECKPOINT).path
-    engine, seen = replace(llm_kit.ENGINE, compilation_cache=True, executable_cache=True), []
+    engine, seen = replace(llm_kit.ENGINE, compilation_cache=True), []
     with jax_told(compilation_cache_dir=str(tmp_path_factory.mktemp("jax")), enable_compilation_cache=False):
         for _ in range(2):
             jax.clear_caches()  # as in another process

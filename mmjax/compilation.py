@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -78,31 +79,42 @@ def compile_all(
         tqdm(total=len(jobs), desc="compile", unit="step", disable=not progress, leave=False) as bar,
     ):
 
-        def ready(job: Job, executable: Any) -> None:
-            job.keep(executable)
-            bar.set_postfix_str(job.name)
-            bar.update()
+        def ready(name: str) -> None:
+            with tqdm.get_lock():
+                bar.set_postfix_str(name, refresh=False)
+                bar.update()
 
         keys = [job.key(device) for job in jobs]
         loads = [pool.submit(kept.load, key, device) for key in keys]
         compiling = {}
-        for job, key, load in zip(jobs, keys, loads, strict=True):
-            if (executable := load.result()) is not None:
-                ready(job, executable)
-            else:
-                compiling[pool.submit(_compile_and_keep, job.lower(), job.options(device), kept, key)] = job
+        with _no_garbage_collection():
+            for job, key, load in zip(jobs, keys, loads, strict=True):
+                if (executable := load.result()) is not None:
+                    job.keep(executable)
+                    ready(job.name)
+                else:
+                    future = pool.submit(job.lower().compile, job.options(device))
+                    future.add_done_callback(lambda _, name=job.name: ready(name))
+                    compiling[future] = job, key
+        # Only now: what writes an executable out holds the interpreter, which lowering needs.
         for future in as_completed(compiling):
-            ready(compiling[future], future.result())
+            job, key = compiling[future]
+            job.keep(future.result())
+            pool.submit(kept.store, key, future.result())
     if compiling:
         kept.prune()
 
 
-def _compile_and_keep(
-    lowered: jax.stages.Lowered, options: dict[str, Any] | None, kept: ExecutableCache, key: str | None
-) -> jax.stages.Compiled:
-    compiled = lowered.compile(options)
-    kept.store(key, compiled)
-    return compiled
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Lowering leaves a million objects that stay alive; looking through them time and again cost a tenth of it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def bytes_needed(step: Any) -> int:

@@ -247,7 +247,7 @@ def test_rows_do_not_depend_on_their_batch(tiny_llm):
     assert counts.total() == 18
 
 
-# ---- pictures whose rows are there ------------------------------------------------------------------------------------
+# ---- pictures whose rows are there ----------------------------------------------------------------------------------
 
 
 def test_a_picture_whose_rows_are_there_is_not_cut_again(llm, cuts):

@@ -284,7 +284,10 @@ class _Masking:
         segments = [Segment(first, from_user=False)]
         for other in others:
             number, text = other[: self._digits], other[self._digits :]
-            segments += [self._segments[int(number)], Segment(text, from_user=False)]
+            if len(number) == self._digits and number.isdecimal():
+                segments += [self._segments[int(number)], Segment(text, from_user=False)]
+            else:  # the template cut it
+                segments.append(Segment(self._nonce + other, from_user=False))
         return [segment for segment in segments if segment.text]
 
     def _stand_in(self, segment: Segment) -> str:

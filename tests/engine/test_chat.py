@@ -192,3 +192,12 @@ def test_unknown_placeholders_and_slow_tokenizers_are_checkpoint_errors(tokenize
 
 def test_ids_are_int32(renderer):
     assert renderer.encode([user("x")]).token_ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("length", [10, 24, 28, 31, 32])
+def test_a_template_may_cut_what_it_is_given(length):
+    """Texts reach it as stand-ins of 32 digits first: however many are left, the prompt holds the text, cut."""
+    template = "{% for message in messages %}{{ message['content'][:" + str(length) + "] }}.{% endfor %}"
+    renderer = ChatRenderer(make_tokenizer(template), PLACEHOLDERS)
+    words = "some words that go on for longer than that"
+    assert renderer.encode([user(words)]).text == words[:length] + "."

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.attention_tiles import cut_to_tiles
 from kernels_pallas.mosaic import ROW_TILE, SHORT, packed_tuning
 from kernels_pallas.mosaic_attention import Plan, attention_kernel
 from kernels_pallas.packed_xla import packed_attention_xla
@@ -94,22 +95,10 @@ packed_attention_mosaic.defvjp(_save_for_gradient, _gradient)
 
 
 def tile_table(plan: Plan, cu_seqlens: Int[Array, "S+1"]) -> Int[Array, "tiles+1 4"]:
-    """First row, segment start, segment end and steps over keys of each tile; the last row counts the tiles in use.
-
-    Tiles of a segment begin at the multiple of 8 at or before its start. The padding is a segment without keys.
-    """
-    ends = jnp.append(cu_seqlens[1:], plan.tokens)
-    base = cu_seqlens // ROW_TILE * ROW_TILE
-    counts = jnp.where(ends > cu_seqlens, -(-(ends - base) // plan.rows), 0)
-    index = jnp.arange(plan.segments + 1)
-    last = jnp.where(index <= index[:, None], counts, 0).sum(1)
-    tile = jnp.arange(plan.tiles)
-    segment = jnp.minimum((tile[:, None] >= last).sum(1), plan.segments)
-    start, end, first_key = cu_seqlens[segment], ends[segment], base[segment]
-    first = first_key + (tile - (last - counts)[segment]) * plan.rows
-    steps = jnp.where(segment < plan.segments, -(-(end - first_key) // plan.keys), 0)
-    table = jnp.stack([first, start, end, steps], 1)
-    return jnp.concatenate([table, jnp.broadcast_to(last[-1], (1, 4))]).astype(jnp.int32)
+    """First row, segment start, segment end and steps over keys of each tile; the last row counts the tiles in use."""
+    tiles = cut_to_tiles(plan, cu_seqlens)
+    keys = tiles.end - tiles.start // ROW_TILE * ROW_TILE
+    return tiles.table(-(-keys // plan.keys))
 
 
 def _load_block(plan: Plan, arrays, tile: SegmentTile, kv_head, step, which, place, barrier):

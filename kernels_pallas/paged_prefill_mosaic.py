@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.attention_tiles import cut_to_tiles
 from kernels_pallas.mosaic import ROW_TILE, packed_tuning
 from kernels_pallas.mosaic_attention import Plan, attention_kernel
 from kernels_pallas.paged_kv import PagedPrefill, write_kv
@@ -88,23 +89,12 @@ def paged_prefill_mosaic(
 def tile_table(plan: Plan, cu_seqlens: Int[Array, "S+1"], prefix_lens: Int[Array, " S"]) -> Int[Array, "tiles+1 6"]:
     """First row, chunk start and end, steps over keys, sequence and prefix of each tile; the last row counts them.
 
-    Tiles of a chunk begin at the multiple of 8 at or before its start. The padding is a chunk without keys. A chunk's
-    last tiles, which see the most keys, come first, so that programs end together.
+    A chunk's last tiles, which see the most keys, come first, so that programs end together.
     """
-    ends = jnp.append(cu_seqlens[1:], plan.tokens)
-    base = cu_seqlens // ROW_TILE * ROW_TILE
-    counts = jnp.where(ends > cu_seqlens, -(-(ends - base) // plan.rows), 0)
-    index = jnp.arange(plan.segments + 1)
-    last = jnp.where(index <= index[:, None], counts, 0).sum(1)
-    tile = last[-1] - 1 - jnp.arange(plan.tiles)
-    chunk = jnp.minimum((tile[:, None] >= last).sum(1), plan.segments)
-    start, end, real = cu_seqlens[chunk], ends[chunk], chunk < plan.segments
-    first = base[chunk] + (tile - (last - counts)[chunk]) * plan.rows
-    prefix = jnp.append(prefix_lens, 0)[chunk]
-    keys = prefix + jnp.minimum(first + plan.rows, end) - start
-    steps = jnp.where(real, -(-keys // plan.keys), 0)
-    table = jnp.stack([first, start, end, steps, jnp.where(real, chunk, 0), prefix], 1)
-    return jnp.concatenate([table, jnp.broadcast_to(last[-1], (1, 6))]).astype(jnp.int32)
+    tiles = cut_to_tiles(plan, cu_seqlens, last_first=True)
+    prefix = jnp.append(prefix_lens, 0)[tiles.segment]
+    keys = prefix + jnp.minimum(tiles.first + plan.rows, tiles.end) - tiles.start
+    return tiles.table(-(-keys // plan.keys), jnp.where(tiles.real, tiles.segment, 0), prefix)
 
 
 def _load_block(plan: Plan, arrays, tile: ChunkTile, kv_head, step, which, place, barrier):

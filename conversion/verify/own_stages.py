@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,17 +20,25 @@ from mmjax.frontend import Frontend, InputOptions
 from mmjax.inputs.items import ProcessedItem
 from mmjax.inputs.prompt import PreparedPrompt
 from mmjax.loading import Model, load_params, open_model
+from mmjax.models.family import Processor
 from mmjax.models.steps import embed_tokens
-from mmjax.reference.runner import ReferenceRunner
+from mmjax.reference.runner import ReferenceRunner, exact_bucket
 
 
 def own_stages(
-    path: Path, prompt: VerifyPrompt, continuation: Int[np.ndarray, "G"], *, device: jax.Device, progress: bool
+    path: Path,
+    prompt: VerifyPrompt,
+    continuation: Int[np.ndarray, "G"],
+    *,
+    device: jax.Device,
+    progress: bool,
+    planes: bool = False,
 ) -> Stages:
     """Runs the checkpoint at `path`, Hugging Face's or converted, in float32 on `device`.
 
     Args:
       continuation: the judge's greedy tokens. Ours are the best ones behind the prompt and behind each of these.
+      planes: give the pixels as one picture [C, H, W], not as patches [P, values] in the order that the tower takes.
     """
     model = open_model(path, dtype="float32", device=device)
     prepared = _prepare(model, prompt)
@@ -46,7 +55,7 @@ def own_stages(
     return Stages(
         token_ids=prepared.token_ids,
         positions=prepared.positions,
-        pixels=_pixels(item, model.processor.pixel_table()),
+        pixels=_planes(item, model.processor) if planes else _pixels(item, model.processor.pixel_table()),
         tower=rows,
         layers=[layer[:length] for layer in layers],
         logits=logits[:length],
@@ -66,6 +75,16 @@ def _pixels(item: ProcessedItem, table: Float[np.ndarray, "C 256"]) -> Float[np.
     patches = item.patches.reshape(len(item.patches), len(table), -1)
     values = np.stack([table[channel][patches[:, channel]] for channel in range(len(table))], axis=1)
     return values.reshape(len(patches), -1)
+
+
+def _planes(item: ProcessedItem, processor: Processor) -> Float[np.ndarray, "C H W"]:
+    """The same as a picture: every patch at its row and column."""
+    table, (_, rows, columns) = processor.pixel_table(), item.plan.grid
+    side = math.isqrt(item.patches.shape[1] // len(table))
+    places = processor.pack([item], exact_bucket(item.plan)).positions[: rows * columns]
+    picture = np.empty((rows, columns, len(table), side, side), table.dtype)
+    picture[tuple(places.T)] = _pixels(item, table)[: rows * columns].reshape(-1, len(table), side, side)
+    return picture.transpose(2, 0, 3, 1, 4).reshape(len(table), rows * side, columns * side)
 
 
 def _with_continuation(

@@ -63,7 +63,7 @@ def _against_transformers(path: Path, device: jax.Device, new_tokens: int, progr
     prompt = fixed_prompt()
     with tempfile.TemporaryDirectory(prefix="mmjax-verify-") as scratch:
         judge = judge_stages(_hugging_face_layout(path, Path(scratch)), prompt, new_tokens)
-    ours = own_stages(path, prompt, judge.greedy, device=device, progress=progress)
+    ours = own_stages(path, prompt, judge.greedy, device=device, progress=progress, planes=judge.pixels.ndim == 3)
     return Report(
         f"{path}: mmjax on {device.device_kind} against transformers on the CPU, float32", compare(ours, judge)
     )

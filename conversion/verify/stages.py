@@ -25,7 +25,7 @@ class Stages:
     Attributes:
       token_ids: the expanded prompt.
       positions: rotary positions of the prompt.
-      pixels: normalised patches.
+      pixels: normalised: patches, or a picture in planes [C, H, W] where both sides give one.
       tower: embedding rows of the picture.
       layers: input of every decoder layer and output of the last: L + 1 arrays, before the final norm.
       logits: behind every token of the prompt.
@@ -35,7 +35,7 @@ class Stages:
 
     token_ids: Int[np.ndarray, "S"]
     positions: Int[np.ndarray, "A S"]
-    pixels: Float[np.ndarray, "P values"]
+    pixels: Float[np.ndarray, "..."]
     tower: Float[np.ndarray, "R E"]
     layers: Sequence[Float[np.ndarray, "S E"]]
     logits: Float[np.ndarray, "S V"]

@@ -16,7 +16,6 @@ import numpy as np
 from conversion.verify.prompt import VerifyPrompt
 from conversion.verify.stages import Stages
 from mmjax.errors import CheckpointError, ConfigError
-from mmjax.models.images.patches import merge_blocks
 
 
 def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
@@ -50,26 +49,17 @@ def judge_stages(path: Path, prompt: VerifyPrompt, new_tokens: int) -> Stages:
     model.generation_config = transformers.GenerationConfig(max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
     answer = model.generate(**inputs, output_logits=True, return_dict_in_generate=True)
     best = np.sort(np.stack([step[0].float().numpy() for step in answer.logits]), axis=-1)[:, -2:]
-    length = inputs["input_ids"].shape[1]
+    length, pixels = inputs["input_ids"].shape[1], inputs["pixel_values"].numpy()
     return Stages(
         token_ids=inputs["input_ids"][0].numpy(),
         positions=caught.positions,
-        pixels=_patches(inputs["pixel_values"].numpy(), model.config),
+        pixels=pixels[0] if pixels.ndim == 4 else pixels,  # [C, H, W] where a tower takes pictures, else patches
         tower=_tower(model, inputs),
         layers=caught.layers,
         logits=logits[0].numpy(),
         greedy=answer.sequences[0, length:].numpy(),
         margins=best[:, 1] - best[:, 0],
     )
-
-
-def _patches(pixels: np.ndarray, config: Any) -> np.ndarray:
-    """Patches as towers with merge blocks take them, from a picture in planes [1, C, H, W] where that is the input."""
-    if pixels.ndim != 4:
-        return pixels
-    patch, merge = config.vision_config.patch_size, getattr(config, "spatial_merge_size", 1)
-    cut = np.ascontiguousarray(merge_blocks(pixels[0], patch, merge))
-    return cut.reshape(-1, pixels.shape[1] * patch**2)
 
 
 def _tower(model: Any, inputs: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from kernels_pallas.dispatch import reference_attention, reference_vision_ops
-from mmjax.inputs.items import EncoderBucket, EncoderGraphKey, ProcessedItem
+from mmjax.inputs.items import EncoderBucket, EncoderGraphKey, ItemPlan, ProcessedItem
 from mmjax.inputs.prompt import PreparedPrompt
 from mmjax.layers.sampling import Sampled, SamplerState, SamplingInputs, sample
 from mmjax.models.family import Family, ModelConfig, Processor
@@ -46,9 +46,7 @@ class ReferenceRunner:
 
     def encode(self, item: ProcessedItem) -> np.ndarray:
         """Rows [R, row_width] of one item, encoded alone in a bucket of exactly its size."""
-        plan = item.plan
-        key = EncoderGraphKey(plan.encoder_tokens, len(plan.contexts))
-        inputs = self.processor.pack([item], EncoderBucket(key, plan.windows, plan.rows))
+        inputs = self.processor.pack([item], exact_bucket(item.plan))
         with jax.default_matmul_precision("highest"):
             return np.asarray(self._encode(self.params["vision"], self._table, inputs))
 
@@ -93,6 +91,11 @@ class ReferenceRunner:
             row_index[item.row_positions] = start + np.arange(len(item_rows))
             start += len(item_rows)
         return pool, row_index
+
+
+def exact_bucket(plan: ItemPlan) -> EncoderBucket:
+    """A bucket that one item fills."""
+    return EncoderBucket(EncoderGraphKey(plan.encoder_tokens, len(plan.contexts)), plan.windows, plan.rows)
 
 
 def _encode(family: Family, cfg: ModelConfig, params: dict, table, inputs):

@@ -19,6 +19,7 @@ class Tiles(NamedTuple):
       first: first row of the tile.
       segment: which segment it belongs to; the padding behind the last is one more.
       start, end: rows of its segment.
+      base: the multiple of 8 at or before `start`, where the segment's first tile begins.
       real: whether its segment has keys, which the padding has not.
     """
 
@@ -26,6 +27,7 @@ class Tiles(NamedTuple):
     segment: Int[Array, " tiles"]
     start: Int[Array, " tiles"]
     end: Int[Array, " tiles"]
+    base: Int[Array, " tiles"]
     real: Bool[Array, " tiles"]
     used: Int[Array, ""]
 
@@ -36,10 +38,7 @@ class Tiles(NamedTuple):
 
 
 def cut_to_tiles(plan: Plan, cu_seqlens: Int[Array, "S+1"], *, last_first: bool = False) -> Tiles:
-    """Tiles of `plan.rows` rows of every segment and of the padding, in order, or the last one first.
-
-    Tiles of a segment begin at the multiple of 8 at or before its start.
-    """
+    """Tiles of `plan.rows` rows of every segment and of the padding, in order, or the last one first."""
     ends = jnp.append(cu_seqlens[1:], plan.tokens)
     base = cu_seqlens // ROW_TILE * ROW_TILE
     counts = jnp.where(ends > cu_seqlens, -(-(ends - base) // plan.rows), 0)
@@ -49,5 +48,6 @@ def cut_to_tiles(plan: Plan, cu_seqlens: Int[Array, "S+1"], *, last_first: bool 
     if last_first:
         tile = last[-1] - 1 - tile
     segment = jnp.minimum((tile[:, None] >= last).sum(1), plan.segments)
-    first = base[segment] + (tile - (last - counts)[segment]) * plan.rows
-    return Tiles(first, segment, cu_seqlens[segment], ends[segment], segment < plan.segments, last[-1])
+    start, end, own_base = cu_seqlens[segment], ends[segment], base[segment]
+    first = own_base + (tile - (last - counts)[segment]) * plan.rows
+    return Tiles(first, segment, start, end, own_base, segment < plan.segments, last[-1])

@@ -97,8 +97,7 @@ packed_attention_mosaic.defvjp(_save_for_gradient, _gradient)
 def tile_table(plan: Plan, cu_seqlens: Int[Array, "S+1"]) -> Int[Array, "tiles+1 4"]:
     """First row, segment start, segment end and steps over keys of each tile; the last row counts the tiles in use."""
     tiles = cut_to_tiles(plan, cu_seqlens)
-    keys = tiles.end - tiles.start // ROW_TILE * ROW_TILE
-    return tiles.table(-(-keys // plan.keys))
+    return tiles.table(-(-(tiles.end - tiles.base) // plan.keys))
 
 
 def _load_block(plan: Plan, arrays, tile: SegmentTile, kv_head, step, which, place, barrier):

@@ -160,6 +160,12 @@ def test_other_settings(tmp_path, family, variant):
     assert_parity(pair, Image.fromarray(rgb), rgb)
 
 
+def test_the_size_of_lighton_ocr_may_be_a_square(tmp_path):
+    rgb, square = noise(5, 90, 140, 3), {"patch_size": 14, "size": {"height": 90, "width": 90}}
+    pair = "lighton_ocr", processor(tmp_path, "lighton_ocr", **square), reference("lighton_ocr", **square)
+    assert_parity(pair, Image.fromarray(rgb), rgb)
+
+
 @pytest.mark.parametrize("patch_size", [28, 42, {"height": 14, "width": 14}], ids=str)
 def test_sides_are_multiples_of_the_image_processors_own_patch(tmp_path, patch_size):
     """Of LightOnOCR; the other families round to merge blocks whatever it says."""
@@ -174,7 +180,7 @@ def test_sides_are_multiples_of_the_image_processors_own_patch(tmp_path, patch_s
     [
         ({}, "patch_size must be a multiple of the tower's patches, 14, got 16"),
         ({"patch_size": {"height": 14, "width": 28}}, "patch_size must be a multiple"),
-        ({"patch_size": 14, "size": {"height": 90, "width": 90}}, "size must be {'longest_edge': pixels}"),
+        ({"patch_size": 14, "size": {"height": 100, "width": 90}}, "size must be {'longest_edge': pixels}"),
         ({"patch_size": 14, "do_resize": False}, "do_resize is false"),
         ({"patch_size": 14, "do_center_crop": True}, "do_center_crop is true"),
         ({"patch_size": 14, "joint": {"spatial_merge_size": 1}}, "spatial_merge_size is 1, but config.json says 2"),

@@ -10,11 +10,10 @@ from typing import Any
 
 from mmjax.errors import CheckpointError
 from mmjax.models.added_tokens import added_token_ids
-from mmjax.models.images.normalisation import Normalisation
-from mmjax.models.images.settings_file import SettingsFile, first_of, load_settings
-from mmjax.models.pixtral_shared.settings import PixelSettings
+from mmjax.models.images.settings_file import SettingsFile
+from mmjax.models.pixtral_shared.settings import PixelSettings, read_pictures
 
-_DEFAULTS = {"size": {"longest_edge": 1024}, "patch_size": 16}  # of transformers' image processor
+_DEFAULTS = {"patch_size": 16}  # of transformers' image processor
 
 
 @dataclass(frozen=True)
@@ -37,30 +36,12 @@ def read_settings(
     Raises:
       CheckpointError: a setting that can't be followed, or no such token; names file and key.
     """
-    joint = load_settings(folder / "processor_config.json")
-    pictures = first_of(joint and joint.section("image_processor"), load_settings(folder / "preprocessor_config.json"))
-    pictures, joint = pictures.with_defaults(_DEFAULTS), first_of(joint)
-    joint.require_side("patch_size", patch)
-    joint.require_side("spatial_merge_size", merge)
-    pictures.require_resize()
-    if pictures.flag("do_center_crop", False):
-        raise pictures.error("do_center_crop", "is true; pictures are taken whole")
-    settings = PixelSettings(
-        longest_edge=_longest_edge(pictures),
-        filter=pictures.filter(),
-        normalisation=Normalisation.from_file(pictures),
-    )
+    settings, pictures, _ = read_pictures(folder, patch=patch, merge=merge)
     texts = {number: text for text, number in added_token_ids(folder).items()}
     if image_token_id not in texts:
         raise CheckpointError(f"{folder}: the tokenizer has no added token {image_token_id}, config.json's image token")
-    return settings, Placeholder(texts[image_token_id], image_token_id), _unit(pictures, patch)
-
-
-def _longest_edge(file: SettingsFile) -> int:
-    def valid(size: Any) -> bool:
-        return isinstance(size, Mapping) and set(size) == {"longest_edge"} and _is_positive(size["longest_edge"])
-
-    return file.get("size", None, valid, "{'longest_edge': pixels}")["longest_edge"]
+    unit = _unit(pictures.with_defaults(_DEFAULTS), patch)
+    return settings, Placeholder(texts[image_token_id], image_token_id), unit
 
 
 def _unit(file: SettingsFile, patch: int) -> int:

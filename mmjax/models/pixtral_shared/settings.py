@@ -40,16 +40,29 @@ class ImageTokens:
 
 
 def read_settings(folder: Path, *, patch: int, merge: int, image_token_id: int) -> tuple[PixelSettings, ImageTokens]:
-    """Settings of the checkpoint in `folder`; what its files leave out has the value of transformers' classes.
-
-    transformers 5 nests the image processor in processor_config.json; before, it had a file of its own.
+    """Settings of the checkpoint in `folder`, as `read_pictures` has them, and its tokens.
 
     Args:
-      patch, merge: of the tower; the files must agree.
       image_token_id: what config.json says; the tokenizer must agree.
 
     Raises:
       CheckpointError: a setting that can't be followed, or a token that the tokenizer lacks; names file and key.
+    """
+    settings, _, joint = read_pictures(folder, patch=patch, merge=merge)
+    return settings, _image_tokens(folder, joint, image_token_id)
+
+
+def read_pictures(folder: Path, *, patch: int, merge: int) -> tuple[PixelSettings, SettingsFile, SettingsFile]:
+    """What happens to pictures, and the files that say so: the image processor's and the joint one.
+
+    transformers 5 nests the image processor in processor_config.json; before, it had a file of its own. What the files
+    leave out has the value of transformers' classes.
+
+    Args:
+      patch, merge: of the tower; the files must agree.
+
+    Raises:
+      CheckpointError: a setting that can't be followed; names file and key.
     """
     joint = load_settings(folder / "processor_config.json")
     pictures = first_of(joint and joint.section("image_processor"), load_settings(folder / "preprocessor_config.json"))
@@ -64,7 +77,7 @@ def read_settings(folder: Path, *, patch: int, merge: int, image_token_id: int) 
         filter=pictures.filter(),
         normalisation=Normalisation.from_file(pictures),
     )
-    return settings, _image_tokens(folder, joint, image_token_id)
+    return settings, pictures, joint
 
 
 def resolve_image(settings: PixelSettings, options: Mapping[str, Any]) -> dict[str, Any]:
